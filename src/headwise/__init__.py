@@ -1,0 +1,1 @@
+"""headwise: what attention costs, what makes it cheaper, and what its heads do."""

@@ -1,0 +1,87 @@
+"""What the verbs answer with."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from headwise.cost.results import FitVerdict, FlopCount, ParameterCount, StepMemory
+from headwise.cost.workload import Workload
+from headwise.inspection.results import Inspection
+from headwise.results import Result
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSummary(Result):
+    """Which model this is, in the words of its config; None where a module does not say."""
+
+    name: str
+    source: str
+    model_type: str | None
+    num_layers: int | None
+    num_heads: int | None
+    num_kv_heads: int | None
+    embed_dim: int | None
+    head_dim: int | None
+    max_positions: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParametersSection(Result):
+    """Parameters from the config alone, and from the module itself; None = that path was not open, `notes` says why."""
+
+    predicted: ParameterCount | None
+    counted: ParameterCount | None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlopsSection(Result):
+    """FLOPs of a forward pass and of a training step (3 x forward), predicted; of a forward pass, counted as it ran."""
+
+    forward: FlopCount | None
+    train: FlopCount | None
+    counted_forward: FlopCount | None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemorySection(Result):
+    """Memory of a training step: predicted for this machine, measured on it, and whether it fits a device.
+
+    Gaps are (predicted - measured) / measured, in percent. `device_peak_bytes` is predicted for `fit.device`, whose
+    kernels may differ from this machine's.
+    """
+
+    predicted: StepMemory | None
+    measured: StepMemory | None
+    saved_gap_percent: float | None
+    peak_gap_percent: float | None
+    kv_cache_bytes: int | None
+    kv_cache_bytes_per_token: int | None
+    score_matrix_bytes: int | None
+    fit: FitVerdict | None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(Result):
+    """One model: what its attention costs, whether it fits, what its heads do."""
+
+    model: ModelSummary
+    workload: Workload
+    parameters: ParametersSection
+    flops: FlopsSection
+    memory: MemorySection
+    heads: Inspection | None
+    heads_notes: tuple[str, ...] = ()
+    seconds: float | None = None
+    page: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As every result, with `heads` a list of heads (or None): the maps belong to the page."""
+        result = super().to_dict()
+        inspection = result.pop("heads")
+        result["heads"] = inspection and inspection.pop("heads")
+        if inspection:
+            del inspection["maps"]
+        result["text"] = inspection
+        return result

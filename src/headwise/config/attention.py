@@ -1,0 +1,150 @@
+"""AttentionConfig: one attention layer on paper, and the small descriptions it holds."""
+
+import math
+from dataclasses import dataclass, fields
+from typing import Literal, Self
+
+from headwise.errors import ConfigError
+from headwise.masks.patterns import Full, Mask
+
+MAX_SIZE = 2**31 - 1  # what a tensor dimension of a real model stays under; more is a mistake or an attack
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotary:
+    """Rotary position embedding: query and key are turned by an angle that grows with the position.
+
+    Pair `i` of the `D` dimensions of a head at position `p` turns by `p * theta ** (-2 i / D)`.
+
+    Args:
+        theta: base of the geometric row of frequencies (10000 in the paper).
+        pairing: which dimensions form a pair: `"half"` (i, i + D/2), as Hugging Face stores weights, or
+            `"interleaved"` (2i, 2i + 1), as the paper writes it and Meta stores weights.
+        scaling: name of the published rule that stretches the frequencies (`"llama3"`, `"yarn"`, ...); None = plain.
+
+    Source: Su et al. 2021, "RoFormer", section 3.2.2.
+    """
+
+    theta: float = 10000.0
+    pairing: Literal["half", "interleaved"] = "half"
+    scaling: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.theta, bool) or not isinstance(self.theta, int | float) or not 0 < self.theta < math.inf:
+            raise ConfigError(f"theta must be a positive number; got {self.theta!r}")
+        if self.pairing not in ("half", "interleaved"):
+            raise ConfigError(f'pairing must be "half" or "interleaved"; got {self.pairing!r}')
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionConfig:
+    """One multi-head attention layer on paper. All validation of a layer lives here.
+
+    Args:
+        embed_dim: width E of the residual stream; of the queries that come in and of the output.
+        num_heads: number H of query heads.
+        num_kv_heads: number K of key/value heads; query head h reads key/value head `h // (H // K)`. Default: H.
+        head_dim: width D of one query or key head. Default: `embed_dim / num_heads`, which must then be whole.
+        v_head_dim: width V of one value head. Default: `head_dim`.
+        key_dim: width of the tokens that the keys are projected from (cross-attention). Default: `embed_dim`.
+        value_dim: width of the tokens that the values are projected from. Default: `key_dim`.
+        projection_bias: True: all four projections have a bias; "qkv": all but the output's; False: none.
+        qk_norm: RMSNorm over `head_dim` on queries and keys, before positions (Qwen3).
+        position: Rotary, or None.
+        mask: structural mask that belongs to the layer (causal, a window); a call's own mask is combined with `&`.
+        scale: factor on the scores before the softmax. Default: `1 / sqrt(head_dim)`.
+        dropout_p: probability with which a weight is dropped in training.
+
+    Raises:
+        ConfigError: a size is not a positive whole number, heads do not divide, or a probability is out of range.
+
+    Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.2; grouped heads: Ainslie et al. 2023, "GQA".
+    """
+
+    embed_dim: int
+    num_heads: int
+    num_kv_heads: int = None  # type: ignore[assignment]  # filled in by __post_init__, never None afterwards
+    head_dim: int = None  # type: ignore[assignment]
+    v_head_dim: int = None  # type: ignore[assignment]
+    key_dim: int = None  # type: ignore[assignment]
+    value_dim: int = None  # type: ignore[assignment]
+    projection_bias: bool | Literal["qkv"] = True
+    qk_norm: bool = False
+    position: Rotary | None = None
+    mask: Mask = Full()  # noqa: RUF009  a frozen value
+    scale: float = None  # type: ignore[assignment]
+    dropout_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_size("embed_dim", self.embed_dim)
+        require_size("num_heads", self.num_heads)
+        self._default("num_kv_heads", self.num_heads)
+        require_size("num_kv_heads", self.num_kv_heads)
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                "num_heads must be a multiple of num_kv_heads, so that each key head serves the same number of "
+                f"queries; got {self.num_heads} and {self.num_kv_heads}"
+            )
+        if self.head_dim is None and self.embed_dim % self.num_heads:
+            raise ConfigError(
+                "embed_dim must be a multiple of num_heads, so that the heads share it evenly; "
+                f"got {self.embed_dim} and {self.num_heads} (or give head_dim)"
+            )
+        self._default("head_dim", self.embed_dim // self.num_heads)
+        self._default("v_head_dim", self.head_dim)
+        self._default("key_dim", self.embed_dim)
+        self._default("value_dim", self.key_dim)
+        for name in ("head_dim", "v_head_dim", "key_dim", "value_dim"):
+            require_size(name, getattr(self, name))
+        if self.projection_bias not in (True, False, "qkv"):
+            raise ConfigError(f'projection_bias must be True, False or "qkv"; got {self.projection_bias!r}')
+        self._default("scale", self.head_dim**-0.5)
+        require_number("scale", self.scale)
+        require_probability("dropout_p", self.dropout_p)
+        if not isinstance(self.mask, Mask) or not self.mask.is_structural:
+            raise ConfigError(
+                "mask of a layer must be a structural mask (Full, Causal, SlidingWindow and their combinations); "
+                f"got {self.mask!r}; give data masks to the call"
+            )
+        if self.position is not None and self.head_dim % 2:
+            raise ConfigError(f"head_dim must be even for rotary positions, which turn pairs; got {self.head_dim}")
+
+    @property
+    def queries_per_kv(self) -> int:
+        """Number of query heads that read one key/value head."""
+        return self.num_heads // self.num_kv_heads
+
+    def _default(self, name: str, value: object) -> None:
+        assert name in {field.name for field in fields(self)}
+        if getattr(self, name) is None:
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def from_keywords(cls, **keywords: object) -> Self:
+        """Build the config from keywords, naming an unknown one instead of raising TypeError."""
+        known = [field.name for field in fields(cls)]
+        for name in keywords:
+            if name not in known:
+                raise ConfigError(f"an attention layer has no setting {name!r}; it has {', '.join(known)}")
+        return cls(**keywords)  # type: ignore[arg-type]
+
+
+def require_size(name: str, value: object, *, minimum: int = 1, maximum: int = MAX_SIZE) -> None:
+    """Raise ConfigError unless `value` is a whole number from `minimum` to `maximum`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{name} must be a whole number; got {value!r}")
+    if not minimum <= value <= maximum:
+        raise ConfigError(f"{name} must be between {minimum} and {maximum}; got {value}")
+
+
+def require_number(name: str, value: object) -> None:
+    """Raise ConfigError unless `value` is a finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ConfigError(f"{name} must be a finite number; got {value!r}")
+
+
+def require_probability(name: str, value: object) -> None:
+    """Raise ConfigError unless `value` is a probability below 1."""
+    require_number(name, value)
+    if not 0 <= value < 1:  # type: ignore[operator]
+        raise ConfigError(f"{name} must be at least 0 and below 1; got {value}")

@@ -1,0 +1,128 @@
+"""What `cost` answers with: counts with units, and the ledger of tensors."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from headwise.results import Result
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterCount(Result):
+    """Number of weights by part; tied weights count once.
+
+    `attention`: the four projections with their biases. `norm`: every norm, q/k norms too. `embedding`: token, position
+    and type tables and an untied output head (that head alone again in `output_head`). `feed_forward`: with the router.
+    `other`: pooler, classifier and all the rest.
+    """
+
+    attention: int
+    feed_forward: int
+    embedding: int
+    norm: int
+    other: int
+    output_head: int = 0
+
+    @property
+    def total(self) -> int:
+        """All weights."""
+        return self.attention + self.feed_forward + self.embedding + self.norm + self.other
+
+    def to_dict(self) -> dict[str, object]:
+        """As every result, with the total."""
+        return {"total": self.total, **super().to_dict()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlopCount(Result):
+    """Floating-point operations of matrix products, one multiply-add = 2.
+
+    `dense` counts the full square of every attention (comparable with profilers and MFU), `attended` the pairs that the
+    mask allows. `attended` is None where the pairs could not be known.
+    """
+
+    dense: int
+    attended: int | None
+
+
+Kind = Literal["parameter", "gradient", "optimizer", "saved", "temporary", "input"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerEntry(Result):
+    """One tensor: `born` and `freed` are indices into the ledger's moments; `freed` None = it lives on."""
+
+    name: str
+    kind: Kind
+    bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    owner: str
+    born: int
+    freed: int | None
+
+    def is_alive(self, moment: int) -> bool:
+        """Whether the tensor holds memory at the moment with this index (born <= moment < freed)."""
+        return self.born <= moment and (self.freed is None or moment < self.freed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ledger(Result):
+    """Every tensor of a step with its life; peak = the maximum over moments, never a sum of categories."""
+
+    moments: tuple[str, ...]
+    entries: tuple[LedgerEntry, ...]
+
+    def alive(self, moment: int) -> list[LedgerEntry]:
+        """Return the tensors alive at a moment, largest first."""
+        return sorted((e for e in self.entries if e.is_alive(moment)), key=lambda entry: -entry.bytes)
+
+    def bytes_at(self, moment: int) -> int:
+        """Return the bytes alive at a moment."""
+        return sum(entry.bytes for entry in self.entries if entry.is_alive(moment))
+
+    @property
+    def peak(self) -> int:
+        """Index of the moment with the most bytes alive (the first of equals)."""
+        return max(range(len(self.moments)), key=self.bytes_at)
+
+    def kind_bytes(self, kind: Kind) -> int:
+        """Return the bytes of all tensors of one kind, whenever alive."""
+        return sum(entry.bytes for entry in self.entries if entry.kind == kind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepMemory(Result):
+    """Memory of one training step in bytes; predicted and measured share this type, so that they subtract.
+
+    `saved_bytes`: distinct storages kept for backward, parameters excluded. `peak_bytes`: most bytes alive at once,
+    parameters, gradients and optimizer states included.
+    """
+
+    parameter_bytes: int
+    saved_bytes: int
+    peak_bytes: int
+    peak_moment: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device(Result):
+    """A device from the catalogue: what the driver reports as usable, with its source and the date it was read."""
+
+    name: str
+    description: str
+    memory_bytes: int
+    kind: Literal["cuda", "cpu"]
+    source: str
+    date: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitVerdict(Result):
+    """Whether a step fits a device: "yes", "tight" (between the bounds of what is not modelled) or "no"."""
+
+    fits: Literal["yes", "tight", "no"]
+    device: Device
+    peak_bytes: int
+    unmodelled_low_bytes: int
+    unmodelled_high_bytes: int
+    reason: str

@@ -1,0 +1,45 @@
+"""The few exceptions that headwise raises on purpose, all of them `ValueError`s of the caller.
+
+HeadwiseError
+├── ConfigError       a model description that is malformed, contradictory or unknown
+├── ModelError        a MODEL that cannot be found, read or run
+├── TextError         a text that cannot be read or holds nothing to look at
+├── OutputError       a result that cannot be written where it was asked for
+├── UnsupportedError  an implementation asked for what it cannot do; the text names one that can
+└── MissingExtraError a package is not installed; the text is the pip line that brings it
+
+The command line prints the text of any of them on one line and exits with 2.
+"""
+
+
+class HeadwiseError(ValueError):
+    """A request that headwise cannot fulfil: what must hold, what came, what to do."""
+
+
+class ConfigError(HeadwiseError):
+    """A model description is malformed, contradictory or of an unknown kind."""
+
+
+class ModelError(HeadwiseError):
+    """A MODEL cannot be found, read or run."""
+
+
+class TextError(HeadwiseError):
+    """A text cannot be read, or holds nothing to look at."""
+
+
+class OutputError(HeadwiseError):
+    """A result cannot be written where it was asked for."""
+
+
+class UnsupportedError(HeadwiseError):
+    """An implementation was asked for what it cannot do."""
+
+
+class MissingExtraError(HeadwiseError, ImportError):
+    """A package that an extra brings is not installed."""
+
+    def __init__(self, package: str, extra: str):
+        super().__init__(f'{package} is not installed; it comes with: pip install "headwise[{extra}]"')
+        self.package = package
+        self.extra = extra

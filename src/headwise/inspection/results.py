@@ -1,0 +1,82 @@
+"""What `inspection` answers with: statistics of heads, their roles, and small maps."""
+
+from dataclasses import dataclass
+
+from headwise.results import Result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Role(Result):
+    """One positional role of a head: the mean weight that real queries put on the role's key.
+
+    `score` is that mean over the queries that have such a key; `holds` says whether it is high enough to name the head.
+    """
+
+    name: str
+    score: float
+    holds: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadStatistics(Result):
+    """What one head does on a text, averaged over its real (not padded) queries.
+
+    Args:
+        layer, head: which one, from 0.
+        entropy: of a query's weights, in nats.
+        normalized_entropy: entropy / log(visible keys), over queries that see two keys or more; 0: one key, 1: uniform.
+        sparsity: share of the visible keys that hold less than a tenth of the uniform weight 1 / (visible keys).
+        distance: mean |query index - key index|, weighted by attention, in tokens.
+        sink_mass: mean weight on the first token.
+        max_weight: mean of the largest weight of a query.
+        roles: score of every positional role.
+    """
+
+    layer: int
+    head: int
+    entropy: float
+    normalized_entropy: float
+    sparsity: float
+    distance: float
+    sink_mass: float
+    max_weight: float
+    roles: tuple[Role, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionMap(Result):
+    """Weights of one head on one text, 8 bits each: `weight = (byte / 255) ** 2`, row by row (queries x keys).
+
+    The square keeps small weights apart: the step next to 0 is 1.5e-5, next to 1 it is 0.008.
+    """
+
+    layer: int
+    head: int
+    num_queries: int
+    num_keys: int
+    weights: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspection(Result):
+    """What the heads of a model do on a text.
+
+    Args:
+        heads: one per layer and head, layer by layer.
+        maps: maps of the text that is shown, one per layer and head; empty where none were asked for.
+        tokens: the shown text's tokens as the words they stand for.
+        num_texts: texts (or windows of a long text) that the statistics average over.
+        num_tokens: real tokens in them.
+        window: longest window that the text was read in, special tokens included.
+        is_causal: whether queries see earlier keys only.
+        notes: what a reader must know: windows, eager mode, random input, truncation.
+    """
+
+    heads: tuple[HeadStatistics, ...]
+    maps: tuple[AttentionMap, ...]
+    tokens: tuple[str, ...]
+    num_texts: int
+    num_tokens: int
+    window: int
+    is_causal: bool
+    notes: tuple[str, ...] = ()
