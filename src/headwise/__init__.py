@@ -1,1 +1,70 @@
-"""headwise: what attention costs, what makes it cheaper, and what its heads do."""
+"""headwise: what attention costs, what makes it cheaper, and what its heads do.
+
+The names below are loaded when they are first used, so that `import headwise` imports neither torch nor anything heavy.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headwise.api.count import count as count
+    from headwise.api.explain import explain as explain
+    from headwise.api.report import make_report as make_report
+    from headwise.config.attention import AttentionConfig as AttentionConfig
+    from headwise.config.attention import Rotary as Rotary
+    from headwise.config.model import BlockConfig as BlockConfig
+    from headwise.config.model import FeedForwardConfig as FeedForwardConfig
+    from headwise.config.model import ModelConfig as ModelConfig
+    from headwise.config.presets import preset as preset
+    from headwise.errors import HeadwiseError as HeadwiseError
+    from headwise.masks.data import KeyPadding as KeyPadding
+    from headwise.masks.patterns import Causal as Causal
+    from headwise.masks.patterns import Full as Full
+    from headwise.masks.patterns import Mask as Mask
+    from headwise.masks.patterns import SlidingWindow as SlidingWindow
+    from headwise.nn.block import Block as Block
+    from headwise.nn.multihead import MultiHeadAttention as MultiHeadAttention
+    from headwise.ops.attention import attention as attention
+    from headwise.ops.attention import choose_impl as choose_impl
+    from headwise.ops.results import AttentionOutput as AttentionOutput
+
+_MODULE_OF = {
+    "AttentionConfig": "headwise.config.attention",
+    "AttentionOutput": "headwise.ops.results",
+    "Block": "headwise.nn.block",
+    "BlockConfig": "headwise.config.model",
+    "Causal": "headwise.masks.patterns",
+    "FeedForwardConfig": "headwise.config.model",
+    "Full": "headwise.masks.patterns",
+    "HeadwiseError": "headwise.errors",
+    "KeyPadding": "headwise.masks.data",
+    "Mask": "headwise.masks.patterns",
+    "ModelConfig": "headwise.config.model",
+    "MultiHeadAttention": "headwise.nn.multihead",
+    "Rotary": "headwise.config.attention",
+    "SlidingWindow": "headwise.masks.patterns",
+    "attention": "headwise.ops.attention",
+    "choose_impl": "headwise.ops.attention",
+    "count": "headwise.api.count",
+    "explain": "headwise.api.explain",
+    "make_report": "headwise.api.report",
+    "preset": "headwise.config.presets",
+}
+
+__all__ = [*sorted(_MODULE_OF), "__version__"]  # noqa: PLE0604  all are strings
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("headwise")
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'headwise' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

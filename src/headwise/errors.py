@@ -43,3 +43,9 @@ class MissingExtraError(HeadwiseError, ImportError):
         super().__init__(f'{package} is not installed; it comes with: pip install "headwise[{extra}]"')
         self.package = package
         self.extra = extra
+
+
+def describe(error: BaseException, *, limit: int = 300) -> str:
+    """Write an exception on one line: its type, and the first line of its text that holds words."""
+    first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {first_line}"[:limit] if first_line else type(error).__name__

@@ -45,7 +45,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-def format_bytes(num_bytes: float) -> str:
+def format_bytes(num_bytes: int | float) -> str:
     """Write a number of bytes with a binary unit: 1.50 GiB, 24.0 MiB, 3.0 KiB, 12 B."""
     magnitude = abs(num_bytes)
     if magnitude >= BYTES_PER_GIB:
@@ -57,7 +57,7 @@ def format_bytes(num_bytes: float) -> str:
     return f"{num_bytes:.0f} B"
 
 
-def format_count(count: float) -> str:
+def format_count(count: int | float) -> str:
     """Write a count with a decimal unit, as the field does: 109.48 M, 8.03 B, 1.71 T."""
     magnitude = abs(count)
     for size, unit in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " K")):
@@ -66,7 +66,7 @@ def format_count(count: float) -> str:
     return f"{count:.0f}"
 
 
-def format_flops(flops: float) -> str:
+def format_flops(flops: int | float) -> str:
     """Write floating-point operations with a decimal unit: 5.48 GFLOP."""
     magnitude = abs(flops)
     for size, unit in ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP")):

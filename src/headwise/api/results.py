@@ -25,6 +25,33 @@ class ModelSummary(Result):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FlopsByPhase(Result):
+    """FLOPs of one forward pass, and of one training step (3 x forward: "model" FLOPs)."""
+
+    forward: FlopCount
+    train: FlopCount
+
+
+@dataclass(frozen=True, kw_only=True)
+class Count(Result):
+    """What a model has and does, at one batch and length.
+
+    `kv_cache_bytes` and `kv_cache_bytes_per_token` are None for encoders; `dtype` is the KV cache's. `notes` say what
+    could not be known, and why.
+    """
+
+    model: ModelSummary
+    batch: int
+    seq: int
+    dtype: str
+    parameters: ParameterCount
+    flops: FlopsByPhase | None
+    kv_cache_bytes: int | None
+    kv_cache_bytes_per_token: int | None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class ParametersSection(Result):
     """Parameters from the config alone, and from the module itself; None = that path was not open, `notes` says why."""
 

@@ -1,15 +1,18 @@
 """AttentionConfig: one attention layer on paper, and the small descriptions it holds."""
 
-import math
+import reprlib
 from dataclasses import dataclass, fields
-from typing import Literal, Self
+from typing import Literal, no_type_check
 
 from headwise.errors import ConfigError
 from headwise.masks.patterns import Full, Mask
 
 MAX_SIZE = 2**31 - 1  # what a tensor dimension of a real model stays under; more is a mistake or an attack
+MAX_NUMBER = 1e300  # far from where a float overflows
+MAX_SHOWN = 100  # characters of a wrong value that an error repeats
 
 
+@no_type_check  # values of any type must reach the checks below
 @dataclass(frozen=True, kw_only=True)
 class Rotary:
     """Rotary position embedding: query and key are turned by an angle that grows with the position.
@@ -30,12 +33,14 @@ class Rotary:
     scaling: str | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.theta, bool) or not isinstance(self.theta, int | float) or not 0 < self.theta < math.inf:
-            raise ConfigError(f"theta must be a positive number; got {self.theta!r}")
+        require_number("theta", self.theta)
+        if self.theta <= 0:
+            raise ConfigError(f"theta must be positive; got {self.theta}")
         if self.pairing not in ("half", "interleaved"):
-            raise ConfigError(f'pairing must be "half" or "interleaved"; got {self.pairing!r}')
+            raise ConfigError(f'pairing must be "half" or "interleaved"; got {shown(self.pairing)}')
 
 
+@no_type_check  # values of any type must reach the checks below
 @dataclass(frozen=True, kw_only=True)
 class AttentionConfig:
     """One multi-head attention layer on paper. All validation of a layer lives here.
@@ -97,7 +102,7 @@ class AttentionConfig:
         for name in ("head_dim", "v_head_dim", "key_dim", "value_dim"):
             require_size(name, getattr(self, name))
         if self.projection_bias not in (True, False, "qkv"):
-            raise ConfigError(f'projection_bias must be True, False or "qkv"; got {self.projection_bias!r}')
+            raise ConfigError(f'projection_bias must be True, False or "qkv"; got {shown(self.projection_bias)}')
         self._default("scale", self.head_dim**-0.5)
         require_number("scale", self.scale)
         require_probability("dropout_p", self.dropout_p)
@@ -120,7 +125,7 @@ class AttentionConfig:
             object.__setattr__(self, name, value)
 
     @classmethod
-    def from_keywords(cls, **keywords: object) -> Self:
+    def from_keywords(cls, **keywords: object) -> "AttentionConfig":
         """Build the config from keywords, naming an unknown one instead of raising TypeError."""
         known = [field.name for field in fields(cls)]
         for name in keywords:
@@ -132,15 +137,15 @@ class AttentionConfig:
 def require_size(name: str, value: object, *, minimum: int = 1, maximum: int = MAX_SIZE) -> None:
     """Raise ConfigError unless `value` is a whole number from `minimum` to `maximum`."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{name} must be a whole number; got {value!r}")
+        raise ConfigError(f"{name} must be a whole number; got {shown(value)}")
     if not minimum <= value <= maximum:
-        raise ConfigError(f"{name} must be between {minimum} and {maximum}; got {value}")
+        raise ConfigError(f"{name} must be between {minimum} and {maximum}; got {shown(value)}")
 
 
 def require_number(name: str, value: object) -> None:
-    """Raise ConfigError unless `value` is a finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ConfigError(f"{name} must be a finite number; got {value!r}")
+    """Raise ConfigError unless `value` is a finite number that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -MAX_NUMBER <= value <= MAX_NUMBER:
+        raise ConfigError(f"{name} must be a finite number; got {shown(value)}")
 
 
 def require_probability(name: str, value: object) -> None:
@@ -148,3 +153,12 @@ def require_probability(name: str, value: object) -> None:
     require_number(name, value)
     if not 0 <= value < 1:  # type: ignore[operator]
         raise ConfigError(f"{name} must be at least 0 and below 1; got {value}")
+
+
+def shown(value: object) -> str:
+    """Return the start of a value's repr, short and on one line whatever the value is, for the text of an error."""
+    try:
+        text = reprlib.repr(value)
+    except ValueError:  # Python refuses to write a whole number of more than 4300 digits
+        return "a whole number of thousands of digits"
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."

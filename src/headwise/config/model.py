@@ -1,14 +1,25 @@
 """ModelConfig: a whole Transformer on paper, layer by layer."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, no_type_check
 
-from headwise.config.attention import AttentionConfig, require_probability, require_size
+from headwise.config.attention import AttentionConfig, require_number, require_probability, require_size, shown
 from headwise.errors import ConfigError
 
 MAX_LAYERS = 10_000  # deeper than any published Transformer by an order of magnitude
 
+DTYPE_BYTES = {
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int8": 1,
+}
 
+
+@no_type_check  # values of any type must reach the checks below
 @dataclass(frozen=True, kw_only=True)
 class FeedForwardConfig:
     """The position-wise network of one block.
@@ -46,6 +57,7 @@ class FeedForwardConfig:
             )
 
 
+@no_type_check  # values of any type must reach the checks below
 @dataclass(frozen=True, kw_only=True)
 class BlockConfig:
     """One Transformer block: attention and feed-forward, each with a norm and a residual connection.
@@ -68,9 +80,10 @@ class BlockConfig:
 
     def __post_init__(self) -> None:
         if self.norm not in ("layernorm", "rmsnorm"):
-            raise ConfigError(f'norm must be "layernorm" or "rmsnorm"; got {self.norm!r}')
+            raise ConfigError(f'norm must be "layernorm" or "rmsnorm"; got {shown(self.norm)}')
         if self.norm_placement not in ("pre", "post"):
-            raise ConfigError(f'norm_placement must be "pre" or "post"; got {self.norm_placement!r}')
+            raise ConfigError(f'norm_placement must be "pre" or "post"; got {shown(self.norm_placement)}')
+        require_number("norm_eps", self.norm_eps)
         require_probability("dropout_p", self.dropout_p)
         if self.attention.embed_dim != self.feed_forward.embed_dim:
             raise ConfigError(
@@ -79,28 +92,37 @@ class BlockConfig:
             )
 
 
+@no_type_check  # values of any type must reach the checks below
 @dataclass(frozen=True, kw_only=True)
 class OutputHead:
     """What stands on the last hidden state.
 
     Args:
-        kind: "language_model" (one score per vocabulary entry and token) or "classifier" (scores of the whole text).
+        kind: "language_model" (one score per vocabulary entry) or "classifier" (one score per label).
         num_outputs: number of scores.
+        per_token: it reads every token's state; False: the pooled state of the first token alone.
         tied: the weight is the token embedding's own (counted once).
         bias: whether the projection has a bias.
         transform: a dense layer with bias, an activation and a norm stand before the projection (BERT's masked head).
+        dropout_p: dropout before the projection.
     """
 
     kind: Literal["language_model", "classifier"]
     num_outputs: int
+    per_token: bool = True
     tied: bool = False
     bias: bool = False
     transform: bool = False
+    dropout_p: float = 0.0
 
     def __post_init__(self) -> None:
+        if self.kind not in ("language_model", "classifier"):
+            raise ConfigError(f'kind of a head must be "language_model" or "classifier"; got {shown(self.kind)}')
         require_size("num_outputs", self.num_outputs)
+        require_probability("dropout_p", self.dropout_p)
 
 
+@no_type_check  # values of any type must reach the checks below
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """A Transformer on paper.
@@ -141,12 +163,21 @@ class ModelConfig:
     dtype: str | None = None
 
     def __post_init__(self) -> None:
+        if self.kind not in ("encoder", "decoder"):
+            raise ConfigError(f'kind of a model must be "encoder" or "decoder"; got {shown(self.kind)}')
         for name in ("embed_dim", "vocab_size", "max_positions"):
             require_size(name, getattr(self, name))
         for name in ("position_table_size", "num_token_types"):
             require_size(name, getattr(self, name), minimum=0)
         require_probability("embedding_dropout_p", self.embedding_dropout_p)
         require_size("number of layers", len(self.blocks), maximum=MAX_LAYERS)
+        if self.dtype is not None and not (isinstance(self.dtype, str) and self.dtype in DTYPE_BYTES):
+            raise ConfigError(f"dtype must be one of {', '.join(DTYPE_BYTES)}; got {shown(self.dtype)}")
+        if self.head is not None and self.head.tied and self.head.num_outputs != self.vocab_size:
+            raise ConfigError(
+                "a tied head has the token embedding's rows, so num_outputs must equal vocab_size; "
+                f"got {self.head.num_outputs} and {self.vocab_size}"
+            )
         for index, block in enumerate(self.blocks):
             if block.attention.embed_dim != self.embed_dim:
                 raise ConfigError(
@@ -158,3 +189,15 @@ class ModelConfig:
     def num_layers(self) -> int:
         """Number of blocks."""
         return len(self.blocks)
+
+    @property
+    def block_groups(self) -> tuple[tuple[BlockConfig, int], ...]:
+        """Each distinct block object with the number of layers that it describes, in order of appearance.
+
+        Readers share one object among equal layers, so that a sum over the groups costs the same at any depth.
+        """
+        counts: dict[int, int] = {}
+        for block in self.blocks:
+            counts[id(block)] = counts.get(id(block), 0) + 1
+        distinct = {id(block): block for block in self.blocks}
+        return tuple((distinct[key], count) for key, count in counts.items())

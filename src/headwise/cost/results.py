@@ -1,6 +1,9 @@
 """What `cost` answers with: counts with units, and the ledger of tensors."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from typing import Literal
 
 from headwise.results import Result
@@ -76,18 +79,33 @@ class Ledger(Result):
         """Return the tensors alive at a moment, largest first."""
         return sorted((e for e in self.entries if e.is_alive(moment)), key=lambda entry: -entry.bytes)
 
+    @cached_property
+    def bytes_by_moment(self) -> tuple[int, ...]:
+        """The bytes alive at each moment."""
+        spans = ((entry.born, entry.freed, entry.bytes) for entry in self.entries)
+        return tuple(bytes_at_moments(len(self.moments), spans))
+
     def bytes_at(self, moment: int) -> int:
         """Return the bytes alive at a moment."""
-        return sum(entry.bytes for entry in self.entries if entry.is_alive(moment))
+        return self.bytes_by_moment[moment]
 
     @property
     def peak(self) -> int:
         """Index of the moment with the most bytes alive (the first of equals)."""
-        return max(range(len(self.moments)), key=self.bytes_at)
+        return self.bytes_by_moment.index(max(self.bytes_by_moment))
 
     def kind_bytes(self, kind: Kind) -> int:
         """Return the bytes of all tensors of one kind, whenever alive."""
         return sum(entry.bytes for entry in self.entries if entry.kind == kind)
+
+
+def bytes_at_moments(num_moments: int, spans: Iterable[tuple[int, int | None, int]]) -> list[int]:
+    """Add up the bytes alive at each moment, of spans (born, freed or None, bytes), in time linear in their number."""
+    changes = [0] * (num_moments + 1)
+    for born, freed, num_bytes in spans:
+        changes[born] += num_bytes
+        changes[num_moments if freed is None else freed] -= num_bytes
+    return list(accumulate(changes[:-1]))
 
 
 @dataclass(frozen=True, kw_only=True)

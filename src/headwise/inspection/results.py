@@ -1,6 +1,7 @@
-"""What `inspection` answers with: statistics of heads, their roles, and small maps."""
+"""What `inspection` answers with: statistics of heads, their roles, small maps, and a computation step by step."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from headwise.results import Result
 
@@ -9,7 +10,8 @@ from headwise.results import Result
 class Role(Result):
     """One positional role of a head: the mean weight that real queries put on the role's key.
 
-    `score` is that mean over the queries that have such a key; `holds` says whether it is high enough to name the head.
+    `score` is that mean over the queries that have such a key and another to choose from; `holds` says whether it is
+    high enough to name the head.
     """
 
     name: str
@@ -80,3 +82,38 @@ class Inspection(Result):
     window: int
     is_causal: bool
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(Result):
+    """One step of a computation, every number of it.
+
+    Args:
+        name: what is computed, as later steps call it.
+        equation: how, in terms of earlier steps.
+        shape: sizes of `values`; () = a single number.
+        values: the numbers, nested as the shape says.
+    """
+
+    name: str
+    equation: str
+    shape: tuple[int, ...]
+    values: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Walkthrough(Result):
+    """One attention computed step by step, from the tokens to the output; `notes` say what to watch out for."""
+
+    steps: tuple[Step, ...]
+    notes: tuple[str, ...] = ()
+
+    def __getitem__(self, name: str) -> Step:
+        """Return the step of that name."""
+        return next(step for step in self.steps if step.name == name)
+
+    def to_text(self) -> str:
+        """Return every step with its equation, shape and numbers, within 80 columns."""
+        from headwise.inspection.walkthrough_text import write_walkthrough
+
+        return write_walkthrough(self)

@@ -1,0 +1,38 @@
+"""A ModelSummary of whatever was loaded, and the workload that a verb assumes unless told."""
+
+from headwise.api.results import ModelSummary
+from headwise.config.model import ModelConfig
+from headwise.errors import HeadwiseError
+
+DEFAULT_SEQ = 512
+
+
+def summarise(config: ModelConfig | None, *, name: str, source: str) -> ModelSummary:
+    """Say which model this is in the words of its config; sizes are of the first layer, None without a config."""
+    first = config.blocks[0].attention if config else None
+    return ModelSummary(
+        name=config.name if config else name,
+        source=source,
+        model_type=config.model_type if config else None,
+        num_layers=config.num_layers if config else None,
+        num_heads=first.num_heads if first else None,
+        num_kv_heads=first.num_kv_heads if first else None,
+        embed_dim=config.embed_dim if config else None,
+        head_dim=first.head_dim if first else None,
+        max_positions=config.max_positions if config else None,
+    )
+
+
+def resolve_seq(config: ModelConfig | None, seq: int | None) -> int:
+    """Return the length to reckon with: `seq`, else the smaller of 512 and the model's positions.
+
+    Raises:
+        HeadwiseError: `seq` is longer than a learned position table.
+    """
+    if seq is None:
+        return min(DEFAULT_SEQ, config.max_positions) if config else DEFAULT_SEQ
+    if config and config.position_table_size and seq > config.position_table_size:
+        raise HeadwiseError(
+            f"seq must be at most {config.position_table_size}, the rows of {config.name}'s position table; got {seq}"
+        )
+    return seq

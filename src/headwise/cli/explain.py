@@ -1,0 +1,19 @@
+"""`headwise explain`: one small attention, every number shown."""
+
+from typing import Annotated
+
+import typer
+
+
+def explain(
+    json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+) -> None:
+    """Walk through one small attention, step by step, with every number shown."""
+    from headwise.api.explain import explain as explain_attention
+    from headwise.cli.output import print_json
+
+    walkthrough = explain_attention()
+    if json:
+        print_json(walkthrough)
+    else:
+        print(walkthrough.to_text())

@@ -1,0 +1,76 @@
+"""A mixture of experts on a tape, as transformers runs it: tokens sorted by expert, one grouped product a projection.
+
+All sizes follow from the number of (token, expert) pairs, whatever the router decides.
+"""
+
+from collections.abc import Mapping
+
+from headwise.config.model import FeedForwardConfig
+from headwise.cost.step import operations as ops
+from headwise.cost.step.tape import Storage, Value
+
+
+def mix_experts(x: Value, config: FeedForwardConfig, weights: Mapping[str, Value]) -> Value:
+    """Route every token to its experts and add up their answers: (B, T, E) -> (B, T, E)."""
+    batch, seq, width = x.shape
+    x = ops.view(x, (batch * seq, width))
+    _scores, shares, _experts = _route(x, config, weights["router weight"])
+    return ops.view(_run_experts(x, config, weights, shares), (batch, seq, width))
+
+
+def _route(x: Value, config: FeedForwardConfig, weight: Value) -> tuple[Value, Value, Storage]:
+    """Choose experts for each token, and the share of each in the answer (their chances, scaled to add up to 1)."""
+    tape = x.storage.tape
+    tokens, num_active = x.shape[0], config.num_active_experts
+    scores = ops.linear("router scores", x, weight)
+    chances = ops.softmax("router chances", scores)
+    experts = tape.new("experts of each token", (tokens, num_active), "int64")
+    chosen = tape.apply("chances of the chosen", (tokens, num_active), fresh=(chances,), kept=(experts,))
+    sums = tape.apply("sum of the chosen chances", (tokens, 1), fresh=(chosen,))
+    before = tape.new("chances of the chosen, before scaling", (tokens, num_active))  # scaled in place: a copy is kept
+    shares = tape.apply(
+        "shares of the chosen",
+        chosen.shape,
+        fresh=(chosen, sums),
+        kept=(sums.storage, before),
+        storage=chosen.storage,
+        scratch=(chosen.shape,),
+    )
+    return scores, shares, experts
+
+
+def _run_experts(x: Value, config: FeedForwardConfig, weights: Mapping[str, Value], shares: Value) -> Value:
+    tape = x.storage.tape
+    tokens, width = x.shape
+    pairs = tokens * config.num_active_experts
+    order = tape.new("order of the pairs", (pairs,), "int64")
+    source = tape.new("token of each pair", (pairs,), "int64")
+    inputs = tape.apply("tokens by expert", (pairs, width), fresh=(x,), kept=(source,))
+    del source
+    share = tape.apply("shares by expert", (pairs,), fresh=(shares,), kept=(order,))
+    _sorting = (
+        tape.new("experts, sorted", (pairs,), "int64"),
+        tape.new("experts, sorted, as numbers", (pairs,)),
+        tape.new("tokens per expert", (config.num_experts,)),
+    )
+    ends = tape.new("end of each expert's tokens", (config.num_experts,), "int32")
+    answers = _feed_forward(inputs, config, weights, ends)
+    answers = ops.multiply("weighted answers", answers, ops.view(share, (pairs, 1)))
+    way_back = tape.new("way back to the tokens", (pairs,), "int64")
+    answers = tape.apply("answers by token", (pairs, width), fresh=(answers,), kept=(way_back,))
+    return tape.apply("sum of the experts", (tokens, width), fresh=(answers,))
+
+
+def _feed_forward(x: Value, config: FeedForwardConfig, weights: Mapping[str, Value], ends: Storage) -> Value:
+    both = _grouped("gate and up", x, weights["gate_up_proj weight"], 2 * config.hidden_dim, ends)
+    gate, up = ops.split(both, 2 * [config.hidden_dim])
+    del both
+    product = ops.multiply("feed-forward active", ops.activation("gate, active", gate, config.activation), up)
+    del gate, up
+    return _grouped("down_proj output", product, weights["down_proj weight"], x.shape[1], ends)
+
+
+def _grouped(name: str, x: Value, weight: Value, outputs: int, ends: Storage) -> Value:
+    """One product for all experts: rows up to each expert's end with that expert's weight; keeps its input."""
+    kept = (x.storage, weight.storage, ends)
+    return x.storage.tape.apply(name, (x.shape[0], outputs), fresh=(x, weight), kept=kept)

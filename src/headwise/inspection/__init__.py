@@ -1,0 +1,1 @@
+"""What the heads of a model do: capture, statistics, roles, walkthrough."""

@@ -1,0 +1,207 @@
+"""What the heads of a model do: the doors from texts, from token ids and from plain inputs to an Inspection."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor, nn
+
+from headwise.errors import TextError
+from headwise.inspection.capture import Inputs, open_reader
+from headwise.inspection.reading import Batch, Progress, read_batches
+from headwise.inspection.results import Inspection
+from headwise.inspection.statistics import TokenKinds
+from headwise.inspection.windows import Window, cut_into_windows, model_length
+from headwise.integrations.layer_weights import LayerWeights
+
+
+def inspect_texts(
+    model: nn.Module,
+    tokenizer: Any,
+    texts: Sequence[str],
+    *,
+    max_length: int | None = None,
+    window: int | None = None,
+    show: int = 0,
+    maps: bool = True,
+    batch_size: int = 8,
+    progress: Progress | None = None,
+) -> Inspection:
+    """Measure what every head of a Hugging Face model does on texts, averaged over all their tokens.
+
+    A text longer than the model reads at once is read in windows that follow one another without overlap.
+
+    Args:
+        model: a Hugging Face model of one stack of self-attention layers.
+        tokenizer: its tokenizer.
+        texts: what to read.
+        max_length: tokens of each text after which the rest is dropped, special tokens included. Default: nothing is.
+        window: tokens per window, special tokens included. Default: the model's length.
+        show: number of the text whose tokens and maps are returned, those of its first window.
+        maps: whether maps are returned.
+        batch_size: windows per forward pass; memory depends on it, results do not.
+        progress: called with the windows that are done and how many there are.
+
+    Raises:
+        TextError: there is no text, one holds no token, `show` is none of them, or a window has no room for a token or
+            is longer than the model's length.
+        ModelError: the model's attention cannot be read.
+    """
+    longest = model_length(model, tokenizer)
+    if window is None:
+        window = longest
+    elif longest is not None and window > longest:
+        raise TextError(f"window must not exceed the {longest} tokens that the model reads at once; got {window}")
+    windows, num_cut = cut_into_windows(tokenizer, texts, window=window, max_length=max_length)
+    _require_shown(show, len(texts))
+    shown = next(number for number, each in enumerate(windows) if each.text == show)
+    notes = []
+    if num_cut:
+        notes.append(f"{num_cut} of {len(texts)} texts were cut at {max_length} tokens.")
+    if len(windows) > len(texts):
+        notes.append(f"Read in {len(windows)} windows of up to {window} tokens: statistics depend on the window.")
+    pad_id = tokenizer.pad_token_id or 0  # any id will do: padding is masked and never counts
+    device = next(model.parameters()).device
+    batches = [
+        _pad(windows[start : start + batch_size], pad_id, device) for start in range(0, len(windows), batch_size)
+    ]
+    return read_batches(
+        open_reader(model, batches[0].inputs),
+        batches,
+        shown=shown,
+        tokens=windows[shown].labels,
+        maps=maps,
+        notes=notes,
+        progress=progress,
+    )
+
+
+def inspect_ids(
+    model: nn.Module,
+    input_ids: Int[Tensor, "batch seq_len"],
+    attention_mask: Int[Tensor, "batch seq_len"] | Bool[Tensor, "batch seq_len"] | None = None,
+    *,
+    tokens: Sequence[str] | None = None,
+    separator_ids: Collection[int] = (),
+    show: int = 0,
+    maps: bool = True,
+    progress: Progress | None = None,
+) -> Inspection:
+    """Measure what every head of a Hugging Face model does on token ids, read in one batch as they are.
+
+    Args:
+        model: a Hugging Face model of one stack of self-attention layers.
+        input_ids: (B, T) token ids.
+        attention_mask: (B, T) 1 = a token, 0 = padding, which never counts. Default: no padding.
+        tokens: the shown text's tokens as words, one for each id that is no padding. Default: the ids as digits.
+        separator_ids: ids that stand between or after texts.
+        show: number of the text whose tokens and maps are returned.
+        maps: whether maps are returned.
+        progress: called when the batch is done.
+
+    Raises:
+        TextError: a text is all padding, `show` is none of the texts, or tokens and ids do not match.
+        ModelError: the model's attention cannot be read.
+    """
+    real = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+    separators = torch.zeros_like(real)
+    for token_id in separator_ids:
+        separators |= input_ids == token_id
+    inputs = {"input_ids": input_ids}
+    if attention_mask is not None:
+        inputs["attention_mask"] = attention_mask
+    _require_shown(show, len(input_ids))
+    labels = [str(token_id) for token_id in input_ids[show][real[show]].tolist()]
+    return read_batches(
+        open_reader(model, inputs),
+        [Batch(inputs, _kinds(real, separators))],
+        shown=show,
+        tokens=_labels(tokens, labels),
+        maps=maps,
+        progress=progress,
+    )
+
+
+def inspect_inputs(
+    module: nn.Module,
+    inputs: Inputs,
+    *,
+    real_tokens: Bool[Tensor, "batch seq_len"] | None = None,
+    tokens: Sequence[str] | None = None,
+    show: int = 0,
+    maps: bool = True,
+    notes: Sequence[str] = (),
+) -> Inspection:
+    """Measure what every head of a module does in one forward pass on given inputs.
+
+    Args:
+        module: a module with `nn.MultiheadAttention`s or headwise's `MultiHeadAttention`s, or a Hugging Face model.
+        inputs: keyword arguments of its forward pass as a mapping, or positional ones as a tuple.
+        real_tokens: (B, T) which tokens are no padding. Default: what the first attention layer is told; the module
+            runs once more to see it.
+        tokens: the shown text's tokens as words. Default: their numbers from 0.
+        show: number of the text whose tokens and maps are returned.
+        maps: whether maps are returned.
+        notes: what a reader of the result must know about the inputs.
+
+    Raises:
+        ModelError: the module's attention cannot be read, or its layers read texts of other sizes.
+        TextError: a text is all padding, `show` is none of the texts, or the tokens do not match.
+    """
+    reader = open_reader(module, inputs)
+    if real_tokens is None:
+        found: list[Tensor] = []
+
+        def look(number: int, layer: LayerWeights) -> None:
+            if number == 0:
+                batch, _, query_len, _ = layer.shape
+                everything = torch.ones(batch, query_len, dtype=torch.bool)
+                found.append(everything if layer.real_tokens is None else layer.real_tokens.cpu())
+
+        reader.read(inputs, look)
+        real_tokens = found[0]
+    _require_shown(show, len(real_tokens))
+    labels = [str(number) for number in range(int(real_tokens[show].sum()))]
+    return read_batches(
+        reader,
+        [Batch(inputs, _kinds(real_tokens, torch.zeros_like(real_tokens)))],
+        shown=show,
+        tokens=_labels(tokens, labels),
+        maps=maps,
+        notes=notes,
+    )
+
+
+def _pad(windows: Sequence[Window], pad_id: int, device: torch.device) -> Batch:
+    """Put windows under one another, padded on the right to the longest."""
+    shape = (len(windows), max(len(window.ids) for window in windows))
+    input_ids = torch.full(shape, pad_id)
+    real = torch.zeros(shape, dtype=torch.bool)
+    separators = torch.zeros(shape, dtype=torch.bool)
+    for row, window in enumerate(windows):
+        input_ids[row, : len(window.ids)] = torch.tensor(window.ids)
+        real[row, : len(window.ids)] = True
+        separators[row, : len(window.ids)] = torch.tensor(window.separators)
+    inputs = {"input_ids": input_ids.to(device), "attention_mask": real.long().to(device)}
+    return Batch(inputs, _kinds(real, separators))
+
+
+def _kinds(real: Tensor, separators: Tensor) -> TokenKinds:
+    for row, is_real in enumerate(real.any(dim=1).tolist()):
+        if not is_real:
+            raise TextError(f"a text must hold at least one token; text {row + 1} of {len(real)} is all padding")
+    return TokenKinds(real.cpu(), separators.cpu())
+
+
+def _labels(tokens: Sequence[str] | None, default: list[str]) -> Sequence[str]:
+    if tokens is not None and len(tokens) != len(default):
+        raise TextError(
+            f"tokens must hold a word for each of the {len(default)} tokens that are shown; got {len(tokens)}"
+        )
+    return default if tokens is None else tokens
+
+
+def _require_shown(show: int, num_texts: int) -> None:
+    if not 0 <= show < num_texts:
+        raise TextError(f"show must be the number of a text, from 0 to {num_texts - 1}; got {show}")

@@ -1,0 +1,47 @@
+"""A walkthrough as plain text: one paragraph a step, its numbers in columns."""
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from headwise.inspection.results import Step, Walkthrough
+
+COLUMNS = 80
+INDENT = "    "
+
+
+def write_walkthrough(walkthrough: Walkthrough) -> str:
+    """Write every step with its equation, shape and numbers, within 80 columns."""
+    paragraphs = ["\n".join(_write_step(step)) for step in walkthrough.steps]
+    paragraphs += [textwrap.fill(note, COLUMNS) for note in walkthrough.notes]
+    return "\n\n".join(paragraphs)
+
+
+def _write_step(step: Step) -> Iterator[str]:
+    shape = "×".join(map(str, step.shape)) or "a number"
+    yield from textwrap.wrap(f"{step.name} = {step.equation}  [{shape}]", COLUMNS, subsequent_indent=INDENT)
+    if not step.shape:
+        yield INDENT + format_number(step.values, whole=False)
+    elif len(step.shape) == 2:
+        yield from _write_matrix(step.values)
+    else:
+        for number, head in enumerate(step.values):
+            yield f"  head {number}"
+            yield from _write_matrix(head)
+
+
+def _write_matrix(matrix: Sequence[Sequence[float]]) -> Iterator[str]:
+    whole = all(number == int(number) for row in matrix for number in row)
+    cells = [[format_number(number, whole=whole) for number in row] for row in matrix]
+    width = max(len(cell) for row in cells for cell in row)
+    for row in cells:
+        line = "  ".join(cell.rjust(width) for cell in row)
+        yield from (
+            textwrap.wrap(line, COLUMNS, initial_indent=INDENT, subsequent_indent=INDENT + "  ", drop_whitespace=True)
+            if len(INDENT + line) > COLUMNS
+            else [INDENT + line]
+        )
+
+
+def format_number(number: float, *, whole: bool) -> str:
+    """Write a number with four decimals, or none where all its neighbours are whole."""
+    return str(int(number)) if whole else f"{number:.4f}"

@@ -1,0 +1,1 @@
+"""The one place that touches other libraries' hooks."""

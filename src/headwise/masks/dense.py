@@ -1,0 +1,108 @@
+"""Mask -> bool tensor of the smallest broadcastable shape, exact count, FlexAttention's mask_mod, and a drawing."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from headwise.masks.patterns import Mask, require_batch_size
+
+COUNT_BLOCK = 2**22  # pairs of one head looked at together while counting: 4 MiB of bool
+
+
+def dense_mask(
+    mask: Mask,
+    *,
+    batch_size: int,
+    num_heads: int,
+    query_len: int,
+    key_len: int,
+    query_index: Int[Tensor, "... query_len"] | None = None,
+    key_index: Int[Tensor, "... key_len"] | None = None,
+    device: torch.device | str = "cpu",
+) -> Bool[Tensor, "#batch #num_heads #query_len #key_len"]:
+    """Return the mask as a bool tensor; True = may attend.
+
+    A dimension that the mask does not look at has size 1: Causal gives (1, 1, T, S), KeyPadding (B, 1, 1, S), Full
+    (1, 1, 1, 1).
+
+    Args:
+        mask: the mask.
+        batch_size: number B of batch rows.
+        num_heads: number H of query heads.
+        query_len: number T of queries.
+        key_len: number S of keys.
+        query_index: (T,) or (B, T) places of the queries. Default: the queries stand at the end of the keys.
+        key_index: (S,) or (B, S) places of the keys; -1 = an empty slot, which nobody may read. Default: 0, 1, 2, ...
+        device: where the tensor is made.
+
+    Raises:
+        ConfigError: the mask was made for another batch size.
+    """
+    require_batch_size(mask, batch_size)
+    batch = torch.arange(batch_size, device=device).view(-1, 1, 1, 1)
+    head = torch.arange(num_heads, device=device).view(1, -1, 1, 1)
+    if query_index is None:
+        query_index = torch.arange(key_len - query_len, key_len, device=device)
+    key_place = torch.arange(key_len, device=device) if key_index is None else key_index
+    # (T,) or (B, T) -> (1 or B, 1, T, 1), and (S,) or (B, S) -> (1 or B, 1, 1, S)
+    query_place = torch.atleast_2d(query_index)[:, None, :, None]
+    key_place = torch.atleast_2d(key_place)[:, None, None, :]
+    allowed = mask.allows(batch, head, query_place, key_place)
+    if key_index is not None:
+        allowed = (key_place >= 0) & allowed
+    if not isinstance(allowed, Tensor):
+        allowed = torch.tensor(allowed, device=device)
+    return allowed.reshape((1,) * (4 - allowed.ndim) + allowed.shape)
+
+
+def count_allowed(mask: Mask, batch_size: int, num_heads: int, query_len: int, key_len: int) -> int:
+    """Count the allowed pairs of any mask by looking at them, a block of queries at a time.
+
+    Args:
+        mask: the mask.
+        batch_size: number of batch rows.
+        num_heads: number of query heads.
+        query_len: number of queries; they stand at the end of the keys.
+        key_len: number of keys.
+    """
+    total = 0
+    rows = max(1, COUNT_BLOCK // max(1, key_len))
+    for first in range(0, query_len, rows):
+        block = torch.arange(first, min(first + rows, query_len)) + key_len - query_len
+        allowed = dense_mask(
+            mask,
+            batch_size=batch_size,
+            num_heads=num_heads,
+            query_len=len(block),
+            key_len=key_len,
+            query_index=block,
+        )
+        full_shape = (batch_size, num_heads, len(block), key_len)
+        repeats = 1
+        for full, size in zip(full_shape, allowed.shape, strict=True):
+            repeats *= full if size == 1 else 1
+        total += repeats * int(allowed.sum())
+    return total
+
+
+def flex_mask_mod(mask: Mask) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """Return the mask as FlexAttention's `mask_mod(batch, head, query_index, key_index)`, which must give a tensor.
+
+    FlexAttention counts queries from 0, so with fewer queries than keys shift the query index by `key_len - query_len`.
+    """
+
+    def mask_mod(batch: Tensor, head: Tensor, query_index: Tensor, key_index: Tensor) -> Tensor:
+        allowed = mask.allows(batch, head, query_index, key_index)
+        return allowed if isinstance(allowed, Tensor) else torch.full_like(key_index, allowed, dtype=torch.bool)
+
+    return mask_mod
+
+
+def draw(mask: Mask, query_len: int, key_len: int, *, batch: int = 0, head: int = 0) -> str:
+    """Draw the mask as text: one line a query, one sign a key, ■ = may attend."""
+    rows = range(key_len - query_len, key_len)
+    return "\n".join(
+        "".join("■" if mask.allows(batch, head, query, key) else "·" for key in range(key_len)) for query in rows
+    )

@@ -1,0 +1,73 @@
+"""Sets of distances: what a mask allows when it looks at `query_index - key_index` and at nothing else.
+
+Causal, windows and all their combinations are such masks. From the set alone follow, in closed form, how many pairs are
+allowed, whether a key is read by nobody, and whether a query reads nothing.
+"""
+
+import math
+from typing import NamedTuple
+
+INFINITY = math.inf
+
+
+class Distances(NamedTuple):
+    """A set of whole numbers, as sorted, disjoint, half-open intervals `[low, high)`; the ends may be infinite."""
+
+    intervals: tuple[tuple[int | float, int | float], ...]
+
+    def intersect(self, other: "Distances") -> "Distances":
+        """Return the distances that are in both sets."""
+        overlaps = (
+            (max(low, other_low), min(high, other_high))
+            for low, high in self.intervals
+            for other_low, other_high in other.intervals
+        )
+        return Distances(tuple(sorted((low, high) for low, high in overlaps if low < high)))
+
+    def complement(self) -> "Distances":
+        """Return the distances that are not in the set."""
+        ends = [-INFINITY, *(end for interval in self.intervals for end in interval), INFINITY]
+        gaps = zip(ends[::2], ends[1::2], strict=True)
+        return Distances(tuple((low, high) for low, high in gaps if low < high))
+
+    def union(self, other: "Distances") -> "Distances":
+        """Return the distances that are in either set."""
+        return self.complement().intersect(other.complement()).complement()
+
+    def within(self, query_len: int, key_len: int) -> "Distances":
+        """Return the distances that occur between queries at the end of the keys and those keys."""
+        return self.intersect(Distances(((1 - query_len, key_len),)))
+
+    def count_pairs(self, query_len: int, key_len: int) -> int:
+        """Count the (query, key) pairs at these distances, the queries standing at the end of the keys."""
+        offset = key_len - query_len  # query i has index offset + i
+
+        def count_from(distance: int | float) -> int:
+            """Count the pairs with query_index - key_index >= distance."""
+            # The pairs fill a triangle whose side shrinks by one a step; its parts outside the table are cut off
+            # (no query before the first, no key after the last), and the corner that both cuts share is put back.
+            side = int(distance) - offset
+            return (
+                _triangle(query_len - side)
+                - _triangle(-side)
+                - _triangle(query_len - side - key_len)
+                + _triangle(-side - key_len)
+            )
+
+        return sum(count_from(low) - count_from(high) for low, high in self.within(query_len, key_len).intervals)
+
+    def longest_gap(self, query_len: int, key_len: int) -> int:
+        """Return the longest run of distances that occur but are not allowed.
+
+        A key meets `query_len` neighbouring distances and a query meets `key_len`. So every key is read by some query
+        if the run is shorter than `query_len`, and every query reads some key if it is shorter than `key_len`.
+        """
+        gaps = self.complement().within(query_len, key_len).intervals
+        return max([0, *(int(high - low) for low, high in gaps)])
+
+
+EVERY_DISTANCE = Distances(((-INFINITY, INFINITY),))
+
+
+def _triangle(side: int) -> int:
+    return side * (side + 1) // 2 if side > 0 else 0

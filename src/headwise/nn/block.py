@@ -1,0 +1,118 @@
+"""Block: attention and a feed-forward network, each with a norm and a residual connection."""
+
+from collections.abc import Callable
+from functools import partial
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+
+from headwise.config.model import BlockConfig, FeedForwardConfig
+from headwise.errors import UnsupportedError
+from headwise.masks.patterns import Mask
+from headwise.nn.multihead import MultiHeadAttention
+
+# By the names of Hugging Face's configs; "gelu_new" and its relatives are GPT-2's approximation by tanh.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "gelu_new": partial(functional.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
+    "relu": functional.relu,
+    "silu": functional.silu,
+    "swish": functional.silu,
+}
+
+
+class FeedForward(nn.Module):
+    """The position-wise network of a block.
+
+    Plain: `down_proj(activation(up_proj(x)))`. Gated: `down_proj(activation(gate_proj(x)) * up_proj(x))`.
+
+    Args:
+        config: widths, activation, whether gated, whether with biases.
+
+    Raises:
+        UnsupportedError: a mixture of experts, or an unknown activation.
+
+    Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.3; gated: Shazeer 2020, "GLU Variants Improve
+    Transformer", equation 6.
+    """
+
+    def __init__(self, config: FeedForwardConfig):
+        super().__init__()
+        if config.num_experts > 1:
+            raise UnsupportedError(
+                f"a feed-forward must have one expert to be built here; got num_experts {config.num_experts}; "
+                "run a mixture of experts through transformers"
+            )
+        if config.activation not in ACTIVATIONS:
+            raise UnsupportedError(f"activation must be one of {', '.join(ACTIVATIONS)}; got {config.activation!r}")
+        self.config = config
+        self.gate_proj = nn.Linear(config.embed_dim, config.hidden_dim, bias=config.bias) if config.gated else None
+        self.up_proj = nn.Linear(config.embed_dim, config.hidden_dim, bias=config.bias)
+        self.down_proj = nn.Linear(config.hidden_dim, config.embed_dim, bias=config.bias)
+
+    def forward(self, tokens: Float[Tensor, "batch seq_len embed_dim"]) -> Float[Tensor, "batch seq_len embed_dim"]:
+        """Apply the network to every token by itself."""
+        activation = ACTIVATIONS[self.config.activation]
+        hidden = self.up_proj(tokens)
+        hidden = activation(hidden) if self.gate_proj is None else activation(self.gate_proj(tokens)) * hidden
+        output: Tensor = self.down_proj(hidden)
+        return output
+
+
+class Block(nn.Module):
+    """One Transformer block.
+
+    Pre-norm: `x = x + attention(norm(x)); x = x + feed_forward(norm(x))`.
+    Post-norm: `x = norm(x + attention(x)); x = norm(x + feed_forward(x))`.
+    In training, dropout acts on what is added to `x`.
+
+    Args:
+        config: the attention, the feed-forward, the norm and its place.
+        impl: which implementation computes the attention.
+
+    Raises:
+        UnsupportedError: what `MultiHeadAttention` and `FeedForward` cannot build.
+
+    Source: post-norm: Vaswani et al. 2017, section 3.1; pre-norm: Xiong et al. 2020, "On Layer Normalization in the
+    Transformer Architecture", section 3; RMSNorm: Zhang and Sennrich 2019.
+    """
+
+    def __init__(self, config: BlockConfig, *, impl: str = "auto"):
+        super().__init__()
+        self.config = config
+        self.attention = MultiHeadAttention.from_config(config.attention, impl=impl)
+        self.attention_norm = _make_norm(config)
+        self.feed_forward = FeedForward(config.feed_forward)
+        self.feed_forward_norm = _make_norm(config)
+        self.dropout = nn.Dropout(config.dropout_p)
+
+    def forward(
+        self,
+        tokens: Float[Tensor, "batch seq_len embed_dim"],
+        *,
+        mask: Mask | None = None,
+        positions: Int[Tensor, "batch seq_len"] | Int[Tensor, " seq_len"] | None = None,
+    ) -> Float[Tensor, "batch seq_len embed_dim"]:
+        """Let the tokens look at each other, then think by themselves.
+
+        Args:
+            tokens: (batch, seq_len, embed_dim).
+            mask: which keys a query may read, beyond what the attention's own mask allows.
+            positions: (seq_len,) or (batch, seq_len), for rotary positions.
+        """
+        if self.config.norm_placement == "pre":
+            seen = self.attention(self.attention_norm(tokens), mask=mask, positions=positions)
+            tokens = tokens + self.dropout(seen)
+            tokens = tokens + self.dropout(self.feed_forward(self.feed_forward_norm(tokens)))
+        else:
+            seen = self.attention(tokens, mask=mask, positions=positions)
+            tokens = self.attention_norm(tokens + self.dropout(seen))
+            tokens = self.feed_forward_norm(tokens + self.dropout(self.feed_forward(tokens)))
+        return tokens
+
+
+def _make_norm(config: BlockConfig) -> nn.Module:
+    kind = nn.LayerNorm if config.norm == "layernorm" else nn.RMSNorm
+    return kind(config.attention.embed_dim, eps=config.norm_eps)

@@ -1,0 +1,1 @@
+"""Results as a page and as text. This part shows what it is given and computes nothing."""

@@ -1,0 +1,61 @@
+// Small helpers to build the page. Text goes in as text, never as HTML.
+const byId = (id) => document.getElementById(id);
+
+const make = (tag, attributes = {}, ...children) => {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value !== null && value !== false) element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children);
+  return element;
+};
+
+// The user's text, kept from changing the direction of what stands beside it.
+// Blanks get a visible mark from the style sheet; the text itself stays what it is.
+const BLANKS = { "\n": "↵", "\r": "↵", "\t": "⇥", "\u2028": "↵", "\u2029": "↵" };
+const makeToken = (text) => {
+  const token = make("bdi", { dir: "auto", class: "token" });
+  token.textContent = text;
+  if (text.trim() === "") {
+    token.dataset.mark = Array.from(text, (character) => BLANKS[character] || "␣").join("") || "∅";
+  }
+  return token;
+};
+
+// A labelled number with a bar; `fraction` from 0 to 1, null where the number is not known.
+const makeMeter = (label, text, fraction, extra = "") => {
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  svg.setAttribute("class", "bar");
+  svg.setAttribute("width", "100%");
+  svg.setAttribute("height", "6");
+  svg.setAttribute("aria-hidden", "true");
+  for (const [name, share] of [["track", 1], ["fill", fraction || 0]]) {
+    const bar = document.createElementNS("http://www.w3.org/2000/svg", "rect");
+    bar.setAttribute("class", name);
+    bar.setAttribute("width", `${(100 * Math.min(1, share)).toFixed(2)}%`);
+    bar.setAttribute("height", "6");
+    bar.setAttribute("rx", "2");
+    svg.append(bar);
+  }
+  return make("div", { class: `meter ${extra}` }, make("dt", {}, label), make("dd", {}, text), svg);
+};
+
+// One stop for the Tab key in a group of many; arrows move inside. `stepOf` turns a key into a new index or null.
+const roveFocus = (container, items, stepOf) => {
+  const current = () => Math.max(0, items.findIndex((item) => item.tabIndex === 0));
+  const moveTo = (index) => {
+    items[current()].tabIndex = -1;
+    items[index].tabIndex = 0;
+  };
+  items.forEach((item, index) => {
+    item.tabIndex = index === 0 ? 0 : -1;
+    item.addEventListener("focus", () => moveTo(index));
+  });
+  container.onkeydown = (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || !items.length) return;
+    const next = stepOf(event.key, current());
+    if (next === null) return;
+    event.preventDefault();
+    items[Math.min(items.length - 1, Math.max(0, next))].focus();
+  };
+};

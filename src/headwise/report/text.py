@@ -1,0 +1,153 @@
+"""A report for the terminal: the answers, predicted beside measured, the heads that hold a role."""
+
+import io
+from dataclasses import replace
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from headwise.api.results import Count, FlopsSection, ParametersSection, Report
+from headwise.cost.results import FitVerdict
+from headwise.inspection.results import Inspection
+from headwise.report.figures import (
+    Row,
+    flop_rows,
+    format_share,
+    held_roles,
+    kv_cache_row,
+    memory_rows,
+    model_facts,
+    parameter_rows,
+    workload_facts,
+)
+from headwise.report.headlines import VERDICT_TONES, as_sentence
+
+MAX_HELD_ROLES = 8
+STYLES = {"good": "green", "warn": "yellow", "bad": "red"}
+
+
+def print_report(report: Report) -> None:
+    """Print a report on stdout, in colours where that is a terminal."""
+    Console().print(report_renderable(report))
+
+
+def print_count(count: Count) -> None:
+    """Print a count on stdout, in colours where that is a terminal."""
+    Console().print(count_renderable(count))
+
+
+def report_text(report: Report, *, width: int = 80) -> str:
+    """Return a report as lines of plain text, without colours, at most `width` columns wide."""
+    return plain_text(report_renderable(report), width=width)
+
+
+def report_renderable(report: Report) -> RenderableType:
+    """Return a report as what rich prints; made for 80 columns."""
+    parts: list[RenderableType] = [
+        safe_text(report.model.name, style="bold"),
+        safe_text(" · ".join(model_facts(report.model)), style="dim"),
+        safe_text(" · ".join(workload_facts(report)), style="dim"),
+        Text(),
+        rows_table(_short_rows(report)),
+    ]
+    if report.memory.fit is not None:
+        parts += [Text(), fit_text(report.memory.fit)]
+    if report.heads is not None:
+        parts += [Text(), held_roles_table(report.heads)]
+    notes = report.parameters.notes + report.flops.notes + report.memory.notes + report.heads_notes
+    if report.heads is not None:
+        notes += report.heads.notes
+    parts += notes_text(notes)
+    if report.page is not None:
+        parts += [Text(), safe_text(f"page: {report.page}")]
+    return Group(*parts)
+
+
+def count_renderable(count: Count) -> RenderableType:
+    """Return a count as what rich prints; made for 80 columns."""
+    rows = parameter_rows(ParametersSection(predicted=count.parameters, counted=None))
+    if count.flops is not None:
+        rows += flop_rows(FlopsSection(forward=count.flops.forward, train=count.flops.train, counted_forward=None))
+    if count.kv_cache_bytes is not None:
+        row = kv_cache_row(count.kv_cache_bytes, count.kv_cache_bytes_per_token)
+        rows.append(replace(row, label=f"{row.label}, {count.dtype}"))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column("")
+    table.add_column("", justify="right", no_wrap=True)
+    table.add_column("", justify="right", no_wrap=True, style="dim")
+    for row in rows:
+        table.add_row(safe_text(row.label), row.predicted.value, row.predicted.exact)
+    texts = "text" if count.batch == 1 else "texts"
+    return Group(
+        safe_text(count.model.name, style="bold"),
+        safe_text(" · ".join(model_facts(count.model)), style="dim"),
+        safe_text(f"{count.batch:,} {texts} × {count.seq:,} tokens", style="dim"),
+        Text(),
+        table,
+        *notes_text(count.notes),
+    )
+
+
+def rows_table(rows: list[Row], *, measured: str = "measured") -> Table:
+    """Return rows of figures as a table: what, predicted, measured, gap."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("")
+    for heading in ("predicted", measured, "gap"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        gap = Text(row.gap or "–", style="green" if row.gap == "equal" else "")
+        table.add_row(safe_text(row.label), row.predicted.value or "–", row.measured.value or "–", gap)
+    return table
+
+
+def fit_text(verdict: FitVerdict) -> Text:
+    """Return whether a step fits a device, and why."""
+    text = safe_text(f"Fits {verdict.device.name}: ")
+    text.append(verdict.fits, style=f"bold {STYLES[VERDICT_TONES[verdict.fits]]}")
+    return text.append("\n").append_text(safe_text(as_sentence(verdict.reason)))
+
+
+def held_roles_table(inspection: Inspection, *, limit: int = MAX_HELD_ROLES) -> RenderableType:
+    """Return the heads that hold a role, the clearest first, at most `limit` of them."""
+    held = held_roles(inspection)
+    if not held:
+        return Text(f"No head of {len(inspection.heads)} holds a positional role on this text.")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("heads that hold a role", no_wrap=True)
+    table.add_column("")
+    table.add_column("score", justify="right")
+    for head, role in held[:limit]:
+        table.add_row(f"layer {head.layer} head {head.head}", safe_text(role.name), format_share(role.score))
+    if len(held) <= limit:
+        return table
+    return Group(table, Text(f"and {len(held) - limit} more", style="dim"))
+
+
+def notes_text(notes: tuple[str, ...]) -> list[RenderableType]:
+    """Return the notes, each once, after an empty line; nothing where there is none."""
+    lines = [safe_text(f"note: {note}", style="dim") for note in dict.fromkeys(notes)]
+    return [Text(), *lines] if lines else []
+
+
+def safe_text(text: str, *, style: str = "") -> Text:
+    """Return the user's text as rich text that is taken literally and moves no cursor.
+
+    What cannot be printed (an escape sequence in a model's name, half of a surrogate pair) is shown as U+FFFD.
+    """
+    return Text("".join(c if c.isprintable() else "\ufffd" for c in text), style=style)
+
+
+def plain_text(renderable: RenderableType, *, width: int = 80) -> str:
+    """Return what rich would print, without colours and without blanks at the ends of lines."""
+    console = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
+    with console.capture() as capture:
+        console.print(renderable)
+    text = capture.get()
+    return "\n".join(line.rstrip() for line in text.split("\n")).strip("\n")
+
+
+def _short_rows(report: Report) -> list[Row]:
+    parameters = [replace(total, label="Parameters") for total in parameter_rows(report.parameters)[-1:]]
+    rows = parameters + flop_rows(report.flops) + memory_rows(report.memory)
+    return [row for row in rows if row.predicted.value or row.measured.value]

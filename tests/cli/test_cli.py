@@ -1,0 +1,107 @@
+"""The command line as its users meet it: exit codes, one-line refusals, JSON alone on stdout."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headwise.cli.main import main
+
+
+def run(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "headwise.cli", *words], capture_output=True, text=True, check=False, **options
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["count", "bert-bass"], "did you mean bert-base"),
+        (["count", "missing.json"], "no file or folder"),
+        (["count"], "Missing argument"),
+        (["count", "bert-base", "--batch", "0"], "batch must be"),
+        (["count", "bert-base", "--batch", "many"], "valid integer"),
+        (["count", "bert-base", "--seq", "-3"], "seq must be"),
+        (["count", "bert-base", "--seq", "513"], "at most 512"),
+        (["count", "bert-base", "--seq", "9" * 40], "seq"),
+        (["count", "bert-base", "--dtype", "float31"], "float31"),
+        (["count", "no_such_module:make"], "no module"),
+        (["report", "bert-base", "--gpu", "h100"], "h100-80gb"),
+        (["report", "bert-base", "--text", "missing.txt"], "weights"),
+        (["report", "bert-base", "--out", "no/such/folder/page.html"], "no/such/folder/page.html"),
+        (["report", "--text", "missing.txt"], "missing.txt"),
+        (["no-such-verb"], "no-such-verb"),
+        (["count", "bert-base", "--no-such-option"], "--no-such-option"),
+    ],
+)
+def test_a_bad_request_is_one_clear_line_and_exit_code_2(capsys, tmp_path, monkeypatch, words, text):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("headwise: ")
+    assert printed.err.count("\n") == 1
+    assert text in printed.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_json_is_one_object_and_nothing_else(capsys):
+    assert main(["count", "bert-base", "--json"]) == 0
+    printed = capsys.readouterr()
+    answer = json.loads(printed.out)
+    assert answer["parameters"]["total"] == 109_482_240
+    assert answer["kv_cache_bytes"] is None
+    assert printed.err == ""
+
+
+def test_json_has_the_promised_keys(capsys):
+    main(["count", "llama-3-8b", "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    assert {"total", "attention", "feed_forward", "embedding", "norm", "other"} <= set(answer["parameters"])
+    assert set(answer["flops"]) == {"forward", "train"}
+    assert set(answer["flops"]["forward"]) == set(answer["flops"]["train"]) == {"dense", "attended"}
+    assert answer["kv_cache_bytes_per_token"] == 32 * 2 * 8 * 128 * 2  # layers, K and V, heads, head size, bfloat16
+    assert answer["kv_cache_bytes"] == 512 * answer["kv_cache_bytes_per_token"]
+
+
+def test_help_names_every_verb(capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(verb in text for verb in ("report", "count", "explain"))
+
+
+def test_tables_fit_80_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for words in (["count", "mixtral-8x7b", "--batch", "7", "--seq", "4000"], ["explain"]):
+        assert main(words) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines
+        assert max(map(len, lines)) <= 80
+
+
+def test_a_report_on_paper_predicts_and_says_why_there_are_no_heads(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", "gpt2", "--gpu", "t4", "--batch", "3", "--seq", "101", "--out", "page.html", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert {"model", "parameters", "flops", "memory", "heads", "page"} <= set(answer)
+    assert answer["heads"] is None
+    assert "no weights" in answer["heads_notes"][0]
+    assert answer["memory"]["measured"] is None
+    assert answer["memory"]["predicted"]["peak_bytes"] > 0
+    assert answer["memory"]["fit"]["device"]["name"] == "t4"
+    assert Path(answer["page"]).read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_a_broken_pipe_ends_quietly():
+    command = f"{sys.executable} -m headwise.cli count gpt2 --json | true"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert "Traceback" not in result.stderr
+
+
+def test_the_module_runs_as_the_command_does():
+    result = run("count", "gpt2", "--json")
+    assert result.returncode == 0
+    assert json.loads(result.stdout)["parameters"]["total"] == 124_439_808

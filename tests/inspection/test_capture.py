@@ -1,0 +1,284 @@
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from headwise.errors import ModelError
+from headwise.inspection.capture import capture, open_reader
+from headwise.masks.data import KeyPadding
+from headwise.masks.patterns import Causal
+from headwise.nn.multihead import MultiHeadAttention
+
+VOCAB, WIDTH, HEADS, TOKENS = 53, 12, 3, 7
+IDS = torch.randint(1, VOCAB, (2, TOKENS), generator=torch.Generator().manual_seed(0))
+PADDED = torch.tensor([[1] * 7, [1, 1, 1, 1, 0, 0, 0]])
+
+
+def read(model, inputs):
+    weights, visible, real = [], [], []
+
+    def observer(number, layer):
+        assert number == len(weights)
+        blocks = list(layer.blocks())
+        weights.append(torch.cat([block.weights for block in blocks], dim=2))
+        visible.append(torch.cat([block.visible for block in blocks], dim=2))
+        real.append(layer.real_tokens)
+
+    notes = capture(model, inputs, observer)
+    return weights, visible, real, notes
+
+
+def tiny_bert(cls=transformers.BertModel, **settings):
+    config = transformers.BertConfig(
+        vocab_size=VOCAB,
+        hidden_size=WIDTH,
+        num_attention_heads=HEADS,
+        num_hidden_layers=2,
+        intermediate_size=7,
+        initializer_range=0.5,
+        **settings,
+    )
+    return cls(config)
+
+
+def tiny_falcon(**settings):
+    config = transformers.FalconConfig(
+        vocab_size=VOCAB, hidden_size=8, num_attention_heads=2, num_hidden_layers=2, initializer_range=0.5
+    )
+    return transformers.FalconModel._from_config(config, **settings)
+
+
+def tiny_bloom():
+    return transformers.BloomForCausalLM(
+        transformers.BloomConfig(vocab_size=VOCAB, hidden_size=8, n_head=2, n_layer=2, initializer_range=0.5)
+    )
+
+
+def test_a_hugging_face_model_is_read_on_its_fast_path_without_its_output_head():
+    model = tiny_bert(transformers.BertForMaskedLM)
+    model.cls.forward = None  # calling it would fail
+    weights, visible, _, notes = read(model, {"input_ids": IDS, "attention_mask": PADDED})
+    assert [layer.shape for layer in weights] == [(2, HEADS, TOKENS, TOKENS)] * 2
+    assert torch.equal(visible[0][1, 0], PADDED[1].bool().expand(TOKENS, TOKENS))
+    assert notes == ()
+
+
+def test_layers_that_share_their_weights_are_told_apart():
+    config = transformers.AlbertConfig(
+        vocab_size=VOCAB,
+        embedding_size=5,
+        hidden_size=8,
+        num_attention_heads=2,
+        num_hidden_layers=3,
+        intermediate_size=7,
+        initializer_range=0.5,
+    )
+    weights, _, _, _ = read(transformers.AlbertModel(config), {"input_ids": IDS})
+    assert len(weights) == 3
+    assert not torch.allclose(weights[0], weights[1])
+
+
+def test_falcon_is_read_in_eager_mode_with_the_masks_of_eager_mode_and_a_note():
+    # under sdpa, output_attentions=True of transformers 5.24 adds a mask of True and False to Falcon's scores
+    torch.manual_seed(0)
+    model = tiny_falcon(attn_implementation="sdpa")
+    oracle = tiny_falcon(attn_implementation="eager").eval()
+    oracle.load_state_dict(model.state_dict())
+    inputs = {"input_ids": IDS, "attention_mask": PADDED}
+    weights, visible, _, notes = read(model, inputs)
+    with torch.no_grad():
+        expected = oracle(**inputs, output_attentions=True).attentions
+    for layer in range(2):
+        torch.testing.assert_close(weights[layer], expected[layer])
+        assert not visible[layer].triu(1).any()
+    assert "FalconModel was read in eager mode" in notes[0]
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_bloom_whose_attention_is_its_own_is_read_in_eager_mode():
+    torch.manual_seed(0)
+    model = tiny_bloom().eval()
+    weights, _, _, notes = read(model, {"input_ids": IDS, "attention_mask": PADDED})
+    with torch.no_grad():
+        expected = model(input_ids=IDS, attention_mask=PADDED, output_attentions=True).attentions
+    torch.testing.assert_close(torch.stack(weights), torch.stack(expected))
+    assert "2 of its 2 layers bypass transformers' AttentionInterface" in notes[0]
+
+
+def test_a_soft_cap_on_scores_is_read_in_eager_mode():
+    config = transformers.Gemma2Config(
+        vocab_size=VOCAB,
+        hidden_size=12,
+        intermediate_size=7,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        head_dim=4,
+        num_hidden_layers=2,
+        initializer_range=0.5,
+    )
+    weights, _, _, notes = read(transformers.Gemma2Model(config), {"input_ids": IDS})
+    assert len(weights) == 2
+    assert "softcap" in notes[0]
+
+
+LAYER = torch.ones(2, 2, 7, 7) / 7
+
+
+@pytest.mark.parametrize(
+    "attentions", [None, (), (None, None), (LAYER,), (LAYER, LAYER, None), (torch.ones(7, 7), torch.ones(7, 7))]
+)
+def test_a_model_that_hides_its_attention_is_refused_by_name_and_never_shown_empty(attentions, monkeypatch):
+    model = tiny_bloom().transformer
+
+    def forward(*args, **keywords):
+        return transformers.modeling_outputs.BaseModelOutput(
+            last_hidden_state=torch.zeros(2, 7, 8), attentions=attentions
+        )
+
+    monkeypatch.setattr(model, "forward", forward)
+    with pytest.raises(ModelError, match="the attention of BloomModel cannot be read"):
+        read(model, {"input_ids": IDS})
+
+
+def test_an_encoder_with_decoder_is_refused_and_its_encoder_is_read():
+    config = transformers.T5Config(vocab_size=VOCAB, d_model=8, d_kv=4, d_ff=7, num_layers=2, num_heads=2)
+    model = transformers.T5Model(config).eval()
+    with pytest.raises(ModelError, match=r"T5Model is an encoder and a decoder: .* model.get_encoder\(\)"):
+        read(model, {"input_ids": IDS})
+    inputs = {"input_ids": IDS, "attention_mask": PADDED}
+    weights, _, _, _ = read(model.get_encoder(), inputs)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = model.get_encoder()(**inputs, output_attentions=True).attentions
+    torch.testing.assert_close(torch.stack(weights), torch.stack(expected))
+
+
+def test_a_model_with_more_attentions_than_layers_is_refused():
+    model = tiny_bert(is_decoder=True, add_cross_attention=True)
+    inputs = {"input_ids": IDS, "encoder_hidden_states": torch.randn(2, 5, WIDTH)}
+    with pytest.raises(ModelError, match="BertModel has 2 layers and calls attention 4 times"):
+        read(model, inputs)
+
+
+def test_every_part_of_a_model_has_its_training_flag_again():
+    for model, inputs in (
+        (tiny_bert(), {"input_ids": IDS}),
+        (tiny_bloom(), {"input_ids": IDS}),
+        (Stack(), (hidden(),)),
+    ):
+        model.train()
+        first = next(model.children())
+        first.eval()
+        flags = [part.training for part in model.modules()]
+        read(model, inputs)
+        assert [part.training for part in model.modules()] == flags
+        assert True in flags
+        assert False in flags
+
+
+def test_no_gradient_is_recorded():
+    weights, _, _, _ = read(Stack(), (hidden().requires_grad_(),))
+    assert not weights[0].requires_grad
+
+
+class Stack(nn.Module):
+    """Two of our layers, the second one causal and grouped."""
+
+    def __init__(self, impl="auto"):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = MultiHeadAttention(WIDTH, 6, impl=impl)
+        self.second = MultiHeadAttention(WIDTH, 6, num_kv_heads=2, mask=Causal(), dropout_p=0.5, impl=impl)
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=0.7)
+
+    def forward(self, x, mask=None):
+        x = self.first(x, mask=mask)
+        return self.second(x, mask=mask)
+
+
+def hidden():
+    return torch.randn(2, TOKENS, WIDTH, generator=torch.Generator().manual_seed(3))
+
+
+def as_torch_layer(layer):
+    """The same layer as nn.MultiheadAttention, key heads repeated for the queries that share them."""
+    twin = nn.MultiheadAttention(WIDTH, 6, batch_first=True).eval()
+    group = layer.config.queries_per_kv
+
+    def repeat(tensor):
+        heads = tensor.unflatten(0, (-1, WIDTH // 6))
+        return heads.repeat_interleave(group, dim=0).flatten(0, 1)
+
+    with torch.no_grad():
+        for kind in ("weight", "bias"):
+            parts = [getattr(getattr(layer, name), kind) for name in ("q_proj", "k_proj", "v_proj")]
+            getattr(twin, f"in_proj_{kind}").copy_(torch.cat([parts[0], repeat(parts[1]), repeat(parts[2])]))
+            getattr(twin.out_proj, kind).copy_(getattr(layer.out_proj, kind))
+    return twin
+
+
+@pytest.mark.parametrize("impl", ["auto", "sdpa", "reference"])
+def test_our_own_layers_show_what_torchs_own_would_with_the_same_parameters(impl):
+    model = Stack(impl=impl)
+    padding = KeyPadding(torch.tensor([7, 4]))
+    weights, visible, real, notes = read(model, {"x": hidden(), "mask": padding})
+    hide = ~PADDED.bool()
+    causal = torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1)
+    x = hidden()
+    with torch.no_grad():
+        x, first = as_torch_layer(model.first)(x, x, x, key_padding_mask=hide, average_attn_weights=False)
+        _, second = as_torch_layer(model.second)(
+            x, x, x, key_padding_mask=hide, attn_mask=causal, average_attn_weights=False
+        )
+    torch.testing.assert_close(weights[0], first, rtol=0, atol=1e-5)
+    torch.testing.assert_close(weights[1], second, rtol=0, atol=1e-5)
+    assert not visible[1].triu(1).any()
+    assert all(torch.equal(known, PADDED.bool()) for known in real)
+    assert notes == ()
+    assert model.first.impl == impl
+    assert not model.first._forward_pre_hooks
+
+
+def test_our_own_cross_attention_is_not_shown():
+    class Cross(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.own, self.other = MultiHeadAttention(WIDTH, 3), MultiHeadAttention(WIDTH, 3)
+
+        def forward(self, x, memory):
+            return self.other(self.own(x), memory)
+
+    model = Cross()
+    memory = torch.randn(2, 5, WIDTH)
+    assert len(read(model, (hidden(), memory))[0]) == 1
+    with pytest.raises(ModelError, match="in one forward pass of MultiHeadAttention none did"):
+        read(model.other, (hidden(), memory))
+
+
+def test_a_module_with_torchs_layers_is_read():
+    block = nn.TransformerEncoderLayer(WIDTH, HEADS, dim_feedforward=5, batch_first=True)
+    weights, _, _, _ = read(block, (hidden(),))
+    with torch.no_grad():
+        _, expected = block.eval().self_attn(hidden(), hidden(), hidden(), average_attn_weights=False)
+    torch.testing.assert_close(weights[0], expected, rtol=0, atol=1e-6)
+
+
+def test_other_modules_are_refused_with_what_is_supported():
+    with pytest.raises(
+        ModelError, match=r"nn\.MultiheadAttention or headwise's MultiHeadAttention; Linear is and holds"
+    ):
+        open_reader(nn.Linear(2, 3), (hidden(),))
+    mixed = nn.ModuleList([nn.MultiheadAttention(WIDTH, HEADS), MultiHeadAttention(WIDTH, HEADS)])
+    with pytest.raises(ModelError, match="ModuleList mixes"):
+        open_reader(mixed, (hidden(),))
+    with pytest.raises(ModelError, match="give inputs as a dict"):
+        open_reader(tiny_bert(), (IDS,))
+
+
+def test_a_pass_that_skips_a_layer_is_refused():
+    model = tiny_bert()
+    reader = open_reader(model, {"input_ids": IDS})
+    model.encoder.layer = model.encoder.layer[:1]
+    with pytest.raises(ModelError, match="must call its 2 attention layers once; this one called 1"):
+        reader.read({"input_ids": IDS}, lambda number, layer: None)

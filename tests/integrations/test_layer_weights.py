@@ -1,0 +1,98 @@
+import math
+
+import pytest
+import torch
+
+from headwise.integrations import layer_weights
+from headwise.integrations.layer_weights import GivenWeights, ProjectedWeights
+
+BATCH, HEADS, KV_HEADS, QUERIES, KEYS, HEAD_DIM = 2, 6, 3, 7, 11, 5
+SCALE = 0.3
+
+
+def loop_softmax(query, key, *, scale, allows, bias=None):
+    """Weights by plain loops in float64: query head h reads key head h // (H / K)."""
+    batch, num_heads, query_len, _ = query.shape
+    group = num_heads // key.shape[1]
+    weights = torch.zeros(batch, num_heads, query_len, key.shape[2], dtype=torch.float64)
+    for b in range(batch):
+        for h in range(num_heads):
+            for i in range(query_len):
+                powers = {}
+                for j in range(key.shape[2]):
+                    if allows(b, h, i, j):
+                        dot = sum(
+                            x * y for x, y in zip(query[b, h, i].tolist(), key[b, h // group, j].tolist(), strict=True)
+                        )
+                        powers[j] = math.exp(scale * dot + (bias[b, h, i, j].item() if bias is not None else 0.0))
+                for j, power in powers.items():
+                    weights[b, h, i, j] = power / sum(powers.values())
+    return weights
+
+
+def all_weights(layer):
+    return torch.cat([block.weights for block in layer.blocks()], dim=2)
+
+
+def all_visible(layer):
+    return torch.cat([block.visible for block in layer.blocks()], dim=2)
+
+
+@pytest.fixture
+def q_and_k():
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(BATCH, HEADS, QUERIES, HEAD_DIM, generator=generator, dtype=torch.float64)
+    key = torch.randn(BATCH, KV_HEADS, KEYS, HEAD_DIM, generator=generator, dtype=torch.float64)
+    return query, key
+
+
+def test_recomputed_weights_equal_plain_loops_with_grouped_heads_mask_and_bias(q_and_k):
+    query, key = q_and_k
+    generator = torch.Generator().manual_seed(1)
+    mask = torch.rand(BATCH, HEADS, QUERIES, KEYS, generator=generator) < 0.7
+    bias = torch.randn(BATCH, HEADS, QUERIES, KEYS, generator=generator, dtype=torch.float64)
+    layer = ProjectedWeights(query=query, key=key, scale=SCALE, mask=mask, bias=bias)
+    expected = loop_softmax(query, key, scale=SCALE, allows=lambda b, h, i, j: mask[b, h, i, j].item(), bias=bias)
+    torch.testing.assert_close(all_weights(layer), expected, rtol=1e-12, atol=1e-14)
+    assert torch.equal(all_visible(layer), mask)
+
+
+def test_a_causal_layer_without_mask_shows_no_later_key(q_and_k):
+    query, key = q_and_k
+    layer = ProjectedWeights(query=query, key=key, scale=SCALE, is_causal=True)
+    expected = loop_softmax(query, key, scale=SCALE, allows=lambda b, h, i, j: j <= i)
+    torch.testing.assert_close(all_weights(layer), expected, rtol=1e-12, atol=1e-14)
+
+
+def test_a_query_that_sees_no_key_has_weights_zero(q_and_k):
+    query, key = q_and_k
+    mask = torch.ones(BATCH, 1, QUERIES, KEYS, dtype=torch.bool)
+    mask[1, 0, 3] = False
+    weights = all_weights(ProjectedWeights(query=query, key=key, scale=SCALE, mask=mask))
+    assert torch.equal(weights[1, :, 3], torch.zeros(HEADS, KEYS, dtype=torch.float64))
+    torch.testing.assert_close(weights.sum(dim=-1)[0], torch.ones(HEADS, QUERIES, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("mask_shape", [(BATCH, 1, QUERIES, KEYS), (1, 1, 1, KEYS), (BATCH, HEADS, QUERIES, KEYS)])
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_small_blocks_give_the_same_weights_as_one_block(q_and_k, monkeypatch, mask_shape, is_causal):
+    query, key = q_and_k
+    mask = torch.rand(mask_shape, generator=torch.Generator().manual_seed(2)) < 0.6
+    layer = ProjectedWeights(query=query, key=key, scale=SCALE, mask=mask, is_causal=is_causal)
+    given = GivenWeights(weights=all_weights(layer), visible=all_visible(layer))
+    whole = list(layer.blocks())
+    monkeypatch.setattr(layer_weights, "BLOCK_ELEMENTS", 2 * BATCH * HEADS * KEYS)
+    for source in (layer, given):
+        blocks = list(source.blocks())
+        assert [block.start for block in blocks] == [0, 2, 4, 6]
+        torch.testing.assert_close(torch.cat([block.weights for block in blocks], dim=2), whole[0].weights)
+        assert torch.equal(torch.cat([block.visible for block in blocks], dim=2), whole[0].visible)
+
+
+def test_the_softmax_of_a_bfloat16_layer_runs_in_float32(q_and_k):
+    query, key = (tensor.bfloat16() for tensor in q_and_k)
+    weights = all_weights(ProjectedWeights(query=query, key=key, scale=SCALE))
+    expected = loop_softmax(query.double(), key.double(), scale=SCALE, allows=lambda *_: True)
+    assert weights.dtype == torch.float32
+    # a handful of float32 roundings; in bfloat16 the error would be about 2^-9
+    torch.testing.assert_close(weights.double(), expected, rtol=1e-5, atol=1e-7)

@@ -1,0 +1,128 @@
+"""Inputs and the independent oracle that all laws share, as fixtures: a test folder is never imported from."""
+
+import math
+import operator
+
+import pytest
+import torch
+
+from headwise.masks.data import KeyPadding
+from headwise.masks.patterns import Causal, Full, SlidingWindow
+
+IMPLS = ["reference", "sdpa"]
+DTYPES = [torch.float32, torch.float64]
+
+# Each mask as a function of the key length, since padding belongs to a batch (of three rows: one whole, one empty).
+MASKS = {
+    "none": lambda key_len: None,
+    "full": lambda key_len: Full(),
+    "causal": lambda key_len: Causal(),
+    "window": lambda key_len: SlidingWindow(3),
+    "not causal": lambda key_len: ~Causal(),
+    "right padding": lambda key_len: KeyPadding(torch.tensor([key_len, 0, key_len // 2])),
+    "left padding": lambda key_len: KeyPadding(torch.tensor([key_len, 0, key_len // 2]), side="left"),
+    "causal and padding": lambda key_len: Causal() & KeyPadding(torch.tensor([key_len, 0, key_len // 2])),
+}
+
+
+@pytest.fixture(autouse=True, scope="package")
+def one_thread():
+    """Tensors of a few numbers are not worth a second thread, and on a busy machine waiting for it takes most time."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(params=IMPLS)
+def impl(request):
+    return request.param
+
+
+@pytest.fixture(params=DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+def dtype(request):
+    return request.param
+
+
+@pytest.fixture(params=MASKS)
+def make_mask(request):
+    return MASKS[request.param]
+
+
+@pytest.fixture
+def make_inputs():
+    """Make query, key and value: batch 3, 6 heads over 2 kv heads, head size 5.
+
+    Values of another size send torch to its math kernel; the tests of single numbers try both.
+    """
+
+    def make(
+        query_len,
+        key_len,
+        dtype=torch.float64,
+        *,
+        batch=3,
+        num_heads=6,
+        num_kv_heads=2,
+        head_dim=5,
+        v_head_dim=5,
+        seed=0,
+    ):
+        generator = torch.Generator().manual_seed(seed)
+        shapes = (
+            (batch, num_heads, query_len, head_dim),
+            (batch, num_kv_heads, key_len, head_dim),
+            (batch, num_kv_heads, key_len, v_head_dim),
+        )
+        return tuple(torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes)
+
+    return make
+
+
+@pytest.fixture
+def oracle():
+    """Attention written as sums over single numbers: weights, output and logsumexp of nested lists, in float64."""
+
+    def attend(query, key, value, mask):
+        num_heads, num_kv_heads = query.shape[1], key.shape[1]
+        query_len, key_len, v_head_dim = query.shape[2], key.shape[2], value.shape[3]
+        scale = 1 / math.sqrt(query.shape[3])
+        query, key, value = query.tolist(), key.tolist(), value.tolist()
+        outputs, weights, logsumexps = [], [], []
+        for b in range(len(query)):
+            for h in range(num_heads):
+                kv = h * num_kv_heads // num_heads
+                for i in range(query_len):
+                    exps = [0.0] * key_len
+                    for j in range(key_len):
+                        if mask is None or bool(mask.allows(b, h, key_len - query_len + i, j)):
+                            exps[j] = math.exp(scale * math.fsum(map(operator.mul, query[b][h][i], key[b][kv][j])))
+                    total = math.fsum(exps)
+                    row = [x / total if total else 0.0 for x in exps]
+                    weights.append(row)
+                    logsumexps.append(math.log(total) if total else -math.inf)
+                    used = [(w, value[b][kv][j]) for j, w in enumerate(row) if w]
+                    outputs.append([math.fsum(w * numbers[d] for w, numbers in used) for d in range(v_head_dim)])
+        head_shape = (len(query), num_heads, query_len)
+        return (
+            torch.tensor(outputs, dtype=torch.float64).reshape(*head_shape, v_head_dim),
+            torch.tensor(weights, dtype=torch.float64).reshape(*head_shape, key_len),
+            torch.tensor(logsumexps, dtype=torch.float64).reshape(head_shape),
+        )
+
+    return attend
+
+
+@pytest.fixture
+def rounding():
+    """Bound of the rounding error of attention on inputs of size about 1, from the unit roundoff of the dtype.
+
+    A score is a sum of `head_dim` products of at most about 4 x 4, an output a mean of `key_len` values of at most 4;
+    each operation errs by half a unit, and an error `e` of a score changes its weight by the factor `1 + e`. So the
+    output errs by about `4 * (2 * head_dim * 16 + key_len + 3)` half units; the sum is taken at its worst.
+    """
+
+    def bound(dtype, key_len, head_dim=5):
+        return 4 * (2 * head_dim * 16 + key_len + 3) * torch.finfo(dtype).eps / 2
+
+    return bound

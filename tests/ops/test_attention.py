@@ -1,0 +1,210 @@
+import json
+import math
+
+import jaxtyping
+import pytest
+import torch
+from torch.nn import functional
+
+from headwise.errors import ConfigError, HeadwiseError, UnsupportedError
+from headwise.masks.data import KeyPadding
+from headwise.masks.patterns import Causal, SlidingWindow
+from headwise.ops.attention import attention, choose_impl
+
+IMPLS = ["reference", "sdpa"]
+
+
+@pytest.fixture
+def unchecked():
+    """Switch the shape checks of the tests off, so that our own checks are met, as a user meets them."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+def tokens(*shape, dtype=torch.float64, seed=0):
+    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_the_two_token_example_gives_the_numbers_computed_by_hand(impl):
+    query, key, value = (
+        torch.tensor(rows, dtype=torch.float64)[None, None]
+        for rows in ([[1, 2], [1, 1]], [[1, 2], [0, 1]], [[1, 1], [1, 0]])
+    )
+    output = attention(query, key, value, impl=impl).output
+    # scores / sqrt(2): row 0 is (5, 2), row 1 is (3, 1); the weight of the first key is the sigmoid of the difference
+    first, second = (1 / (1 + math.exp(-difference / math.sqrt(2))) for difference in (3, 2))
+    expected = torch.tensor([[1.0, first], [1.0, second]], dtype=torch.float64)
+    torch.testing.assert_close(output[0, 0], expected, rtol=1e-14, atol=1e-14)
+    assert [round(first, 4), round(second, 4)] == [0.8930, 0.8044]
+
+
+def test_weights_and_logsumexp_of_the_two_token_example():
+    query, key = (torch.tensor(rows, dtype=torch.float64)[None, None] for rows in ([[1, 2], [1, 1]], [[1, 2], [0, 1]]))
+    found = attention(query, key, key, return_weights=True, return_logsumexp=True)
+    assert [[round(x, 4) for x in row] for row in found.weights[0, 0].tolist()] == [[0.8930, 0.1070], [0.8044, 0.1956]]
+    by_hand = [math.log(sum(math.exp(score / math.sqrt(2)) for score in row)) for row in ((5, 2), (3, 1))]
+    assert found.logsumexp[0, 0].tolist() == pytest.approx(by_hand, rel=1e-14)
+
+
+def test_what_was_not_asked_for_is_none():
+    query = tokens(1, 2, 3, 5)
+    assert attention(query, query, query)[1:] == (None, None)
+    assert attention(query, query, query, impl="reference")[1:] == (None, None)
+    asked = attention(query, query, query, return_logsumexp=True)
+    assert asked.weights is None and asked.logsumexp.shape == (1, 2, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_and_logsumexp_stay_float32_for_low_precision(dtype):
+    query = tokens(1, 2, 3, 5, dtype=dtype)
+    found = attention(query, query, query, return_weights=True, return_logsumexp=True)
+    assert (found.output.dtype, found.weights.dtype, found.logsumexp.dtype) == (dtype, torch.float32, torch.float32)
+    torch.testing.assert_close(found.weights.sum(-1), torch.ones(1, 2, 3), rtol=0, atol=5 * 2**-24)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_under_autocast_the_output_has_its_dtype_in_every_impl(impl):
+    query, key = tokens(2, 2, 5, 8, dtype=torch.float32), tokens(2, 2, 7, 8, dtype=torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = attention(query, key, key, mask=KeyPadding(torch.tensor([3, 7])), impl=impl).output
+    assert output.dtype == torch.bfloat16
+    exact = attention(query.bfloat16(), key, key, mask=KeyPadding(torch.tensor([3, 7])), impl=impl).output
+    assert torch.equal(output, exact)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 6])
+def test_dropout_keeps_the_mean_and_comes_after_the_returned_weights(impl, num_kv_heads):
+    torch.manual_seed(0)
+    query, key = tokens(1, 6, 1, 5).expand(500, -1, -1, -1), tokens(1, num_kv_heads, 7, 5).expand(500, -1, -1, -1)
+    value = torch.ones(500, num_kv_heads, 7, 3, dtype=torch.float64)
+    draws = attention(query, key, value, dropout_p=0.5, impl=impl).output[..., 0]
+    # Each draw is 2 * the sum of the kept weights: mean 1, standard deviation at most 1; five deviations of the mean.
+    assert draws.mean().item() == pytest.approx(1.0, abs=5 / math.sqrt(draws.numel()))
+    assert draws.std() > 0.1
+    weights = attention(query, key, value, dropout_p=0.5, return_weights=True).weights
+    torch.testing.assert_close(weights.sum(-1), torch.ones(500, 6, 1, dtype=torch.float64), rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("mask", [None, Causal(), SlidingWindow(3), KeyPadding(torch.tensor([4, 9]))])
+def test_with_dropout_grouped_keys_are_never_copied(mask):
+    """The largest tensor of keys or values that any operation makes holds as many heads as came in."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    shapes = []
+
+    class Record(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor):
+                shapes.append(result.untyped_storage().nbytes() // result.element_size())
+            return result
+
+    query, key, value = tokens(2, 6, 9, 67), tokens(2, 2, 9, 67), tokens(2, 2, 9, 71)
+    with Record():
+        attention(query, key, value, mask=mask, dropout_p=0.1, impl="sdpa")
+    largest = max(query.numel(), 2 * 6 * 9 * 71, 2 * 6 * 9 * 9)  # queries, outputs and scores are that large
+    assert max(shapes) <= largest and key.numel() * 3 not in [n for n in shapes if n != query.numel()]
+
+
+def test_sdpa_cannot_give_weights_and_names_who_can():
+    query = tokens(1, 2, 3, 5)
+    with pytest.raises(UnsupportedError, match=r'do not return weights and logsumexp; use impl="reference"'):
+        attention(query, query, query, return_weights=True, return_logsumexp=True, impl="sdpa")
+    with pytest.raises(UnsupportedError, match="impl must be one of reference, sdpa and auto; got 'flash'"):
+        attention(query, query, query, impl="flash")
+
+
+def test_the_choice_says_why():
+    query, key = tokens(2, 6, 5, 8), tokens(2, 2, 5, 8)
+    assert choose_impl(query, query, query, mask=Causal()).to_dict() == {
+        "impl": "sdpa",
+        "kernel": "flash_cpu",
+        "reasons": [],
+    }
+    asked = choose_impl(query, key, key, return_weights=True)
+    assert (asked.impl, asked.kernel) == ("reference", None)
+    assert asked.reasons == ("sdpa is not taken: torch's fused kernels do not return weights",)
+    dropped = choose_impl(query, key, key, dropout_p=0.1)
+    assert (dropped.kernel, dropped.reasons) == (
+        "math",
+        ("flash_cpu is not taken: it has no dropout; got dropout_p = 0.1",),
+    )
+
+
+@pytest.mark.parametrize(
+    ("shapes", "fact"),
+    [
+        (((2, 8, 5, 64), (2, 3, 11, 64), (2, 3, 11, 64)), "num_heads must be a multiple of num_kv_heads.*got 8 and 3"),
+        (((2, 4, 5, 8), (2, 4, 11, 6), (2, 4, 11, 6)), "the same head_dim.*got 8 and 6"),
+        (((2, 4, 5, 8), (3, 4, 11, 8), (3, 4, 11, 8)), "the same batch size; got 2 and 3"),
+        (((2, 4, 5, 8), (2, 4, 11, 8), (2, 4, 7, 8)), "each key must have one value"),
+        (((4, 5, 8), (2, 4, 11, 8), (2, 4, 11, 8)), "got 3, 4 and 4 dimensions"),
+        (((2, 4, 5, 8), (2, 0, 11, 8), (2, 0, 11, 8)), "got 4 and 0"),
+        (((2, 4, 5, 0), (2, 4, 11, 0), (2, 4, 11, 0)), "at least 1.*got 0 and 0"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_named_with_the_call(unchecked, shapes, fact):
+    query, key, value = (torch.zeros(shape) for shape in shapes)
+    for function in (attention, choose_impl):
+        with pytest.raises(HeadwiseError, match=fact) as caught:
+            function(query, key, value)
+        assert str(caught.value).startswith(f"attention(query {shapes[0]}, key {shapes[1]}, value {shapes[2]}):\n  ")
+
+
+def test_wrong_dtypes_are_refused(unchecked):
+    floats = torch.zeros(1, 2, 3, 5)
+    with pytest.raises(HeadwiseError, match=r"one floating-point dtype; got torch.float32, torch.float64"):
+        attention(floats, floats.double(), floats)
+    with pytest.raises(HeadwiseError, match=r"one floating-point dtype; got torch.int64"):
+        attention(*[floats.long()] * 3)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "fact"),
+    [
+        ({"mask": torch.ones(3, 3, dtype=torch.int64)}, "mask must be a headwise Mask.*got a torch.int64 Tensor"),
+        ({"mask": torch.ones(3, 3, dtype=torch.bool)}, "mask must be a headwise Mask.*got a torch.bool Tensor"),
+        ({"mask": "causal"}, "mask must be a headwise Mask.*got a str"),
+        ({"mask": KeyPadding(torch.tensor([1, 2]))}, "as many rows as the batch.*for a batch of 1"),
+        ({"scale": math.nan}, "scale must be a finite number; got nan"),
+        ({"dropout_p": 1.0}, "dropout_p must be at least 0 and below 1; got 1.0"),
+        ({"query_index": torch.zeros(4, dtype=torch.int64)}, r"query_index must hold one whole number a token.*\(4,\)"),
+        ({"key_index": torch.zeros(3)}, "key_index must hold one whole number a token.*got torch.float32"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused_by_name(unchecked, keywords, fact):
+    query = torch.zeros(1, 2, 3, 5)
+    with pytest.raises(HeadwiseError, match=fact):
+        attention(query, query, query, **keywords)
+
+
+def test_a_mask_error_keeps_its_kind(unchecked):
+    query = torch.zeros(1, 2, 3, 5)
+    with pytest.raises(ConfigError):
+        attention(query, query, query, mask=torch.ones(3, 3))
+    with pytest.raises(ConfigError):
+        Causal() & torch.ones(3, 3, dtype=torch.bool)
+    with pytest.raises(ConfigError):
+        torch.ones(3, 3, dtype=torch.bool) & Causal()
+
+
+def test_a_window_that_stands_off_the_end_leaves_nothing():
+    """A mask that no pair can satisfy at these lengths: every output is 0."""
+    query = tokens(1, 2, 3, 5)
+    output = attention(query, query, query, mask=~(SlidingWindow(9) | ~Causal())).output
+    assert torch.equal(output, torch.zeros_like(query))
+
+
+def test_the_simplest_call_is_torch_s_own():
+    query, key = tokens(2, 6, 5, 8), tokens(2, 6, 7, 8)
+    assert torch.equal(attention(query, key, key).output, functional.scaled_dot_product_attention(query, key, key))
+    square = functional.scaled_dot_product_attention(query, query, query, is_causal=True)
+    assert torch.equal(attention(query, query, query, mask=Causal()).output, square)
+
+
+def test_the_choice_is_json():
+    query = tokens(1, 2, 3, 5)
+    assert json.loads(json.dumps(choose_impl(query, query, query).to_dict()))["impl"] == "sdpa"

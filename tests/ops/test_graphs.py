@@ -1,0 +1,56 @@
+"""Attention in compiled and exported graphs and on tensors without numbers.
+
+In an interpreter of its own: the type checks that the other tests run with cannot be compiled.
+"""
+
+import subprocess
+import sys
+
+import pytest
+
+SETUP = """
+import torch
+from headwise.masks.data import KeyPadding
+from headwise.masks.patterns import Causal, SlidingWindow
+from headwise.ops.attention import attention
+
+torch.set_num_threads(1)
+query, key = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 7, 8)
+padding = KeyPadding(torch.tensor([3, 7]))
+"""
+
+CLAIMS = {
+    "one graph without a break": """
+for mask in (None, SlidingWindow(2), Causal() & padding):
+    def run(query, key):
+        return attention(query, key, key, mask=mask).output
+    torch._dynamo.reset()
+    compiled = torch.compile(run, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(query, key), run(query, key))
+""",
+    "one exported program for every length": """
+class SelfAttention(torch.nn.Module):
+    def forward(self, x):
+        return attention(x, x, x, mask=Causal()).output
+length = torch.export.Dim("length", min=2, max=100)
+program = torch.export.export(SelfAttention(), (query,), dynamic_shapes=({2: length},))
+longer = torch.randn(2, 4, 11, 8)
+assert torch.equal(program.module()(longer), SelfAttention()(longer))
+""",
+    "tensors without numbers": """
+from torch._subclasses.fake_tensor import FakeTensorMode
+with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+    fake_query, fake_key = mode.from_tensor(query), mode.from_tensor(key)
+    assert attention(fake_query, fake_key, fake_key, mask=padding).output.shape == query.shape
+meta_query, meta_key = query.to("meta"), key.to("meta")
+assert attention(meta_query, meta_key, meta_key, mask=Causal()).output.shape == query.shape
+""",
+}
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_attention_makes(claim):
+    finished = subprocess.run(
+        [sys.executable, "-c", SETUP + CLAIMS[claim]], capture_output=True, text=True, check=False
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
