@@ -13,7 +13,7 @@ from headwise.cli.main import main
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
+LINK = re.compile(r"(?:\]\(|src=\")(?!https?://|#)([^)#\"]+)")
 
 
 def blocks(page: Path, language: str) -> list[str]:

@@ -22,6 +22,16 @@ CONFIG_CLASSES = {
     "gemma": transformers.GemmaConfig,
 }
 
+TINY_SIZES = {
+    "vocab_size": 11,
+    "hidden_size": 12,
+    "intermediate_size": 13,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 4,
+}
+
 
 def read(model_type: str, **settings):
     return read_config({"model_type": model_type, **settings}, name="m")
@@ -107,6 +117,31 @@ def test_asking_for_a_head_leaves_another_one_in_place():
     assert read_config(config, name="m", head=True) == read_config(config, name="m")
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"id2label": {"0": "a", "1": "b", "2": "c"}}, {"num_labels": 5}, {"num_labels": 5, "id2label": {"0": "a"}}],
+)
+def test_a_classifier_has_as_many_labels_as_transformers_takes_them_for(settings):
+    head = read("bert", architectures=["BertForTokenClassification"], **settings).head
+    assert head.num_outputs == transformers.BertConfig(**settings).num_labels
+
+
+@pytest.mark.parametrize(
+    ("class_name", "settings"),
+    [
+        ("BertForSequenceClassification", {"hidden_dropout_prob": 0.25}),
+        ("BertForSequenceClassification", {"hidden_dropout_prob": 0.25, "classifier_dropout": 0.5}),
+        ("LlamaForTokenClassification", {}),
+        ("LlamaForTokenClassification", {"classifier_dropout": 0.5}),
+    ],
+)
+def test_a_classifier_drops_out_as_its_module_does(class_name, settings):
+    model_class = getattr(transformers, class_name)
+    theirs = model_class.config_class(**TINY_SIZES, **settings)
+    head = read(theirs.model_type, architectures=[class_name], **TINY_SIZES, **settings).head
+    assert head.dropout_p == model_class(theirs).dropout.p
+
+
 def test_null_head_dim_means_the_familys_own():
     assert read("llama", hidden_size=30, num_attention_heads=5, head_dim=None).blocks[0].attention.head_dim == 6
     assert read("qwen3", hidden_size=3200, head_dim=None).blocks[0].attention.head_dim == 128
@@ -166,17 +201,6 @@ def test_gemma_means_the_tanh_form_where_it_says_gelu():
 def test_keys_that_a_family_does_not_have_do_nothing():
     assert read("mistral", attention_bias=True, mlp_bias=True) == read("mistral")
     assert read("llama", sliding_window=4, layer_types=["sliding_attention"]) == read("llama")
-
-
-TINY_SIZES = {
-    "vocab_size": 11,
-    "hidden_size": 12,
-    "intermediate_size": 13,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 3,
-    "num_key_value_heads": 1,
-    "head_dim": 4,
-}
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,29 @@ def test_published_shapes():
     }
 
 
+def test_published_lengths_windows_and_rotary_bases():
+    settings = {
+        name: (config.max_positions, getattr(attention.mask, "window_size", None), attention.position.theta)
+        for name in PRESETS
+        for config in [preset(name)]
+        for attention in [config.blocks[0].attention]
+        if attention.position
+    }
+    assert settings == {
+        "llama-2-7b": (4096, None, 1e4),
+        "llama-2-70b": (4096, None, 1e4),
+        "llama-3-8b": (8192, None, 5e5),
+        "llama-3-70b": (8192, None, 5e5),
+        "llama-3.2-1b": (131072, None, 5e5),
+        "mistral-7b": (32768, 4096, 1e4),
+        "mistral-nemo-12b": (131072, None, 1e6),
+        "qwen3-4b": (40960, None, 1e6),
+        "gemma-2b": (8192, None, 1e4),
+        "mixtral-8x7b": (32768, None, 1e6),
+    }
+    assert preset("llama-3.2-1b").blocks[0].attention.position.scaling == "llama3"
+
+
 def test_a_head_can_be_put_on_a_bare_preset():
     assert preset("bert-base").head is None
     headed = preset("bert-base", head=True)

@@ -9,7 +9,6 @@ from tokenizers import models, pre_tokenizers, processors
 from torch import nn
 
 from headwise.errors import ModelError, TextError
-from headwise.inspection import maps as maps_module
 from headwise.inspection.inspect import inspect_ids, inspect_inputs, inspect_texts
 from headwise.inspection.maps import weights_to_bytes
 from headwise.integrations import layer_weights
@@ -148,16 +147,14 @@ def test_a_weight_is_the_square_of_its_byte():
     assert weights_to_bytes(torch.tensor([0.0, 1.0, 0.25, 1e-6, 4e-6])).tolist() == [0, 255, 128, 0, 1]
 
 
-def test_long_maps_are_cropped_with_a_note(monkeypatch):
-    monkeypatch.setattr(maps_module, "MAX_MAP_TOKENS", 4)
-    monkeypatch.setattr("headwise.inspection.reading.MAX_MAP_TOKENS", 4)
-    result = inspect_texts(bert(), tokenizer(), TEXTS)
+def test_long_maps_are_cropped_with_a_note():
+    result = inspect_texts(bert(), tokenizer(), TEXTS, max_map_tokens=4)
     assert {each.num_queries for each in result.maps} == {4}
     assert "Maps show the first 4 of 10 tokens." in result.notes
 
 
 def test_maps_are_left_out_when_not_asked_for():
-    assert inspect_texts(bert(), tokenizer(), TEXTS, maps=False).maps == ()
+    assert inspect_texts(bert(), tokenizer(), TEXTS, max_map_tokens=0).maps == ()
 
 
 def test_a_text_longer_than_the_model_is_read_in_windows_and_the_result_says_so():
@@ -204,7 +201,7 @@ def test_separators_of_ids_are_those_that_the_caller_names():
 
 
 def test_the_result_is_plain_json_without_its_maps():
-    result = inspect_texts(bert(), tokenizer(), TEXTS, maps=False).to_dict()
+    result = inspect_texts(bert(), tokenizer(), TEXTS, max_map_tokens=0).to_dict()
     assert set(json.loads(json.dumps(result))["heads"][0]) >= {
         "layer",
         "head",
@@ -266,6 +263,8 @@ def test_layers_that_read_texts_of_other_lengths_are_refused():
 
 def test_bad_requests_are_refused():
     model = bert()
+    with pytest.raises(ModelError, match="Linear is none: give its inputs to inspect_inputs"):
+        inspect_texts(nn.Linear(2, 3), tokenizer(), TEXTS)
     with pytest.raises(TextError, match="window must not exceed the 16 tokens that the model reads at once; got 17"):
         inspect_texts(model, tokenizer(), TEXTS, window=17)
     with pytest.raises(TextError, match="show must be the number of a text, from 0 to 2; got 3"):

@@ -7,10 +7,18 @@ import pytest
 import torch
 
 from headwise.masks.data import KeyPadding
-from headwise.masks.patterns import Causal, Full, SlidingWindow
+from headwise.masks.patterns import Causal, Full, Mask, SlidingWindow
 
 IMPLS = ["reference", "sdpa"]
 DTYPES = [torch.float32, torch.float64]
+
+
+class Striped(Mask):
+    """A mask of the tests alone: the first key is hidden from all, and each head sees every other key."""
+
+    def allows(self, batch, head, query_index, key_index):
+        return (key_index > 0) & ((key_index + head) % 2 == 0)
+
 
 # Each mask as a function of the key length, since padding belongs to a batch (of three rows: one whole, one empty).
 MASKS = {
@@ -18,6 +26,7 @@ MASKS = {
     "full": lambda key_len: Full(),
     "causal": lambda key_len: Causal(),
     "window": lambda key_len: SlidingWindow(3),
+    "striped by head": lambda key_len: Striped(),
     "not causal": lambda key_len: ~Causal(),
     "right padding": lambda key_len: KeyPadding(torch.tensor([key_len, 0, key_len // 2])),
     "left padding": lambda key_len: KeyPadding(torch.tensor([key_len, 0, key_len // 2]), side="left"),
@@ -46,6 +55,12 @@ def dtype(request):
 
 @pytest.fixture(params=MASKS)
 def make_mask(request):
+    return MASKS[request.param]
+
+
+@pytest.fixture(params=[name for name in MASKS if name != "striped by head"])
+def make_mask_alike(request):
+    """Make a mask that is the same for all heads."""
     return MASKS[request.param]
 
 

@@ -18,10 +18,10 @@ def test_repeating_keys_and_values_equals_groups(num_kv_heads, impl, dtype, make
     torch.testing.assert_close(grouped, repeated, rtol=0, atol=2 * rounding(dtype, 7))
 
 
-def test_permuting_heads_permutes_outputs_and_weights(impl, dtype, make_mask, make_inputs, rounding):
+def test_permuting_heads_permutes_outputs_and_weights(impl, dtype, make_mask_alike, make_inputs, rounding):
     query, key, value = make_inputs(5, 7, dtype, num_kv_heads=6)
     order = torch.tensor([3, 0, 5, 1, 4, 2])
-    mask = make_mask(7)
+    mask = make_mask_alike(7)
     whole = attention(query, key, value, mask=mask, impl=impl).output
     permuted = attention(query[:, order], key[:, order], value[:, order], mask=mask, impl=impl).output
     torch.testing.assert_close(permuted, whole[:, order], rtol=0, atol=2 * rounding(dtype, 7))

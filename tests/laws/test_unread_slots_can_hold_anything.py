@@ -3,13 +3,22 @@ import torch
 from torch.func import vmap
 
 from headwise.masks.data import KeyPadding
-from headwise.masks.patterns import Causal, Full, SlidingWindow
+from headwise.masks.patterns import Causal, Full, Mask, SlidingWindow
 from headwise.ops.attention import attention
+
+
+class Striped(Mask):
+    """The first key is hidden from all, and each head sees every other key."""
+
+    def allows(self, batch, head, query_index, key_index):
+        return (key_index > 0) & ((key_index + head) % 2 == 0)
+
 
 POISONS = [torch.nan, -torch.inf, 1e38, -7.5]
 
 # Query length, key length, keywords, and the slots (batch row, key) that no query may read.
 CASES = {
+    "hidden from every head": (4, 6, lambda: {"mask": Striped()}, dict.fromkeys(range(3), (0,))),
     "right padding": (5, 7, lambda: {"mask": KeyPadding(torch.tensor([7, 0, 4]))}, {1: range(7), 2: range(4, 7)}),
     "left padding": (
         5,

@@ -118,8 +118,10 @@ def test_dropout_acts_on_both_additions_in_training_alone():
     assert not torch.equal(block(x), block(x))
     block.eval()
     assert torch.equal(block(x), block(x))
-    everything_dropped = block_of(dropout_p=0.999999).train()  # what is added is gone, whichever it is
-    assert torch.equal(everything_dropped(x), x)
+    # with everything dropped nothing is added, and only the norms of a post-norm block are left
+    pre, post = (block_of(dropout_p=0.999999, norm_placement=placement).train() for placement in ("pre", "post"))
+    assert torch.equal(pre(x), x)
+    assert torch.equal(post(x), post.feed_forward_norm(post.attention_norm(x)))
 
 
 def test_an_unbiased_feed_forward_has_no_biases():

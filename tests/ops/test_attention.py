@@ -5,6 +5,7 @@ import jaxtyping
 import pytest
 import torch
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from headwise.errors import ConfigError, HeadwiseError, UnsupportedError
 from headwise.masks.data import KeyPadding
@@ -90,23 +91,19 @@ def test_dropout_keeps_the_mean_and_comes_after_the_returned_weights(impl, num_k
 
 @pytest.mark.parametrize("mask", [None, Causal(), SlidingWindow(3), KeyPadding(torch.tensor([4, 9]))])
 def test_with_dropout_grouped_keys_are_never_copied(mask):
-    """The largest tensor of keys or values that any operation makes holds as many heads as came in."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    shapes = []
+    sizes = []
 
     class Record(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             result = func(*args, **(kwargs or {}))
             if isinstance(result, torch.Tensor):
-                shapes.append(result.untyped_storage().nbytes() // result.element_size())
+                sizes.append(result.untyped_storage().nbytes() // result.element_size())
             return result
 
-    query, key, value = tokens(2, 6, 9, 67), tokens(2, 2, 9, 67), tokens(2, 2, 9, 71)
+    query, key, value = tokens(2, 6, 5, 67), tokens(2, 2, 9, 67), tokens(2, 2, 9, 71)
     with Record():
         attention(query, key, value, mask=mask, dropout_p=0.1, impl="sdpa")
-    largest = max(query.numel(), 2 * 6 * 9 * 71, 2 * 6 * 9 * 9)  # queries, outputs and scores are that large
-    assert max(shapes) <= largest and key.numel() * 3 not in [n for n in shapes if n != query.numel()]
+    assert sizes and max(sizes) < 3 * key.numel()
 
 
 def test_sdpa_cannot_give_weights_and_names_who_can():

@@ -59,10 +59,8 @@ def count_config(
 
 
 def _count_module(location: Location, *, batch: int, seq: int | None, dtype: str | None) -> Count:
+    from headwise.api import running
     from headwise.api.example import example_inputs
-    from headwise.api.running import run_or_explain
-    from headwise.cost.flop_counter import count_flops
-    from headwise.cost.module_parameters import count_module_parameters
     from headwise.loading.module import load_module
 
     loaded = load_module(location)
@@ -70,15 +68,14 @@ def _count_module(location: Location, *, batch: int, seq: int | None, dtype: str
         return count_config(loaded.config, source=location.text, batch=batch, seq=seq, dtype=dtype)
     workload = Workload(batch=batch, seq=resolve_seq(None, seq), phase="prefill")
     inputs = example_inputs(loaded.module, batch=batch, seq=workload.seq)
-    with run_or_explain(loaded.name):
-        forward = count_flops(loaded.module, **inputs)
+    parameters, forward = running.count(loaded, inputs)
     attended = None if forward.attended is None else TRAIN_PER_FORWARD * forward.attended
     return Count(
         model=summarise(None, name=loaded.name, source=location.text),
         batch=batch,
         seq=workload.seq,
         dtype=dtype or DEFAULT_KV_DTYPE,
-        parameters=count_module_parameters(loaded.module),
+        parameters=parameters,
         flops=FlopsByPhase(
             forward=forward, train=FlopCount(dense=TRAIN_PER_FORWARD * forward.dense, attended=attended)
         ),

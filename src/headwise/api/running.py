@@ -1,14 +1,105 @@
-"""Running a user's module: what it raises becomes one clear line."""
+"""What a report learns by running a module: counts, a measured step, heads. What it raises becomes one clear line."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import isqrt
 
+from torch import Tensor, nn
+
+from headwise.api.example import example_inputs
+from headwise.api.summary import resolve_seq
+from headwise.cost.devices import usable_ram_bytes
+from headwise.cost.flop_counter import count_flops
+from headwise.cost.measure import measure_training_step
+from headwise.cost.module_parameters import count_module_parameters
+from headwise.cost.results import FlopCount, ParameterCount, StepMemory
 from headwise.errors import HeadwiseError, ModelError, describe
+from headwise.inspection.default_text import default_texts
+from headwise.inspection.inspect import inspect_inputs, inspect_texts
+from headwise.inspection.results import Inspection
+from headwise.loading.module import LoadedModule
+from headwise.results import BYTES_PER_MIB, format_bytes
+
+SHARE_OF_MEMORY = 0.8  # a step that needs more of this machine's memory is not tried
+STATE_COPIES = 4  # weights, gradients and AdamW's two states: what a step holds at least
+DEFAULT_TEXT_TOKENS = 128  # a paragraph of the default text: 126 tokens and the two that BERT puts around them
+EXAMPLE_SEQ = 128  # tokens of the example input whose heads are shown where there is no tokenizer
+PAGE_MAP_BYTES = 3 * BYTES_PER_MIB  # all maps of a page together, so that a phone can open it
+
+
+def is_eager(module: nn.Module) -> bool:
+    """Tell whether a Hugging Face model was told to run attention as plain matrix products."""
+    return getattr(getattr(module, "config", None), "_attn_implementation", None) == "eager"
+
+
+def count(loaded: LoadedModule, inputs: Mapping[str, Tensor]) -> tuple[ParameterCount, FlopCount]:
+    """Count a module's parameters, and the FLOPs of one forward pass while it runs.
+
+    Raises:
+        ModelError: the module raises on these inputs.
+    """
+    with _explained(loaded.name):
+        return count_module_parameters(loaded.module), count_flops(loaded.module, **inputs)
+
+
+def measure(
+    loaded: LoadedModule, inputs: Mapping[str, Tensor], predicted: StepMemory | None
+) -> tuple[StepMemory | None, tuple[str, ...]]:
+    """Measure a training step, unless this machine's memory is too small for it; a note says so then.
+
+    Raises:
+        ModelError: the module raises on these inputs.
+    """
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in loaded.module.parameters())
+    needed = predicted.peak_bytes if predicted else STATE_COPIES * weights
+    if needed > SHARE_OF_MEMORY * usable_ram_bytes():
+        have = format_bytes(usable_ram_bytes())
+        return None, (f"No step was measured: it needs about {format_bytes(needed)}, and this machine has {have}.",)
+    with _explained(loaded.name):
+        return measure_training_step(loaded.module, inputs), ()
+
+
+def look(
+    loaded: LoadedModule, texts: Sequence[str] | None, progress: Callable[[int, int], None]
+) -> tuple[Inspection | None, tuple[str, ...]]:
+    """Look at the heads on texts (None = the default ones), or on example inputs where there is no tokenizer.
+
+    Returns:
+        What the heads do, or None and a note that says why they cannot be read.
+    """
+    try:
+        with _explained(loaded.name):
+            if loaded.tokenizer is None:
+                seq = min(resolve_seq(loaded.config, None), EXAMPLE_SEQ)
+                return inspect_inputs(
+                    loaded.module,
+                    example_inputs(loaded.module, batch=1, seq=seq),
+                    max_map_tokens=_map_tokens(loaded),
+                    notes=("There is no tokenizer: these are heads on random input, not on a text.",),
+                ), ()
+            return inspect_texts(
+                loaded.module,
+                loaded.tokenizer,
+                default_texts() if texts is None else texts,
+                max_length=DEFAULT_TEXT_TOKENS if texts is None else None,
+                max_map_tokens=_map_tokens(loaded),
+                progress=progress,
+            ), ()
+    except ModelError as error:
+        return None, (f"Its heads cannot be shown: {error}.",)
+
+
+def _map_tokens(loaded: LoadedModule) -> int:
+    """Return how many tokens a map may cover so that all maps together stay within PAGE_MAP_BYTES."""
+    if loaded.config is None:
+        return EXAMPLE_SEQ
+    num_heads = sum(block.attention.num_heads for block in loaded.config.blocks)
+    return max(1, isqrt(PAGE_MAP_BYTES // num_heads))
 
 
 @contextmanager
-def run_or_explain(name: str) -> Iterator[None]:
-    """Turn what a user's module raises in a forward or backward pass into a ModelError that names it."""
+def _explained(name: str) -> Iterator[None]:
+    """Turn what a user's module raises into a ModelError that names it."""
     try:
         yield
     except HeadwiseError:

@@ -106,7 +106,7 @@ def this_machine() -> Device:
     return gpu or Device(
         name=HERE,
         description=f"this machine, {os.cpu_count()} CPU cores",
-        memory_bytes=_usable_ram_bytes(),
+        memory_bytes=usable_ram_bytes(),
         kind="cpu",
         source="the operating system",
         date=_today(),
@@ -139,7 +139,7 @@ def _this_gpu() -> Device | None:
     )
 
 
-def _usable_ram_bytes() -> int:
+def usable_ram_bytes() -> int:
     """Return the machine's memory, or what a container allows of it where that is less."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limits = [total]

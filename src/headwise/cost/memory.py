@@ -6,6 +6,7 @@ worst instant, and holds the tensors that are alive then.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -34,9 +35,9 @@ def predict_ledger(config: ModelConfig, workload: Workload) -> Ledger:
     step = _Step(config, workload)
     entries = []
     for life in step.lives:
-        for shift in step.shifts(life):
+        for shift in step.shifts(life.layer):
             owner = life.owner if life.layer is None else f"layer {life.layer + shift}{life.part}"
-            born, freed = step.span(life, shift)
+            born, freed = step.span(life.layer, life.born, life.last, shift)
             entry = LedgerEntry(
                 name=life.name,
                 kind=life.kind,
@@ -54,18 +55,17 @@ def predict_ledger(config: ModelConfig, workload: Workload) -> Ledger:
 def predict_step(config: ModelConfig, workload: Workload) -> StepMemory:
     """Return the totals of `predict_ledger` without its entries: parameters, saved bytes, the peak and its moment."""
     step = _Step(config, workload)
-    totals: dict[Kind, int] = {"saved": 0}
-    spans: dict[tuple[int, int | None], int] = {}
+    totals: Counter[Kind] = Counter()
+    alike: Counter[tuple[int | None, int, int | None]] = Counter()
     for life in step.lives:
-        shifts = step.shifts(life)
-        totals[life.kind] = totals.get(life.kind, 0) + life.bytes * len(shifts)
-        if life.born == 0 and life.last is None:  # weights and states, most of the lives: all the same span
-            spans[0, None] = spans.get((0, None), 0) + life.bytes * len(shifts)
-            continue
-        for shift in shifts:
-            span = step.span(life, shift)
-            spans[span] = spans.get(span, 0) + life.bytes
-    by_moment = bytes_at_moments(len(step.moments), ((*span, num_bytes) for span, num_bytes in spans.items()))
+        totals[life.kind] += life.bytes * len(step.shifts(life.layer))
+        alike[life.layer, life.born, life.last] += life.bytes
+    spans = (
+        (*step.span(layer, born, last, shift), num_bytes)
+        for (layer, born, last), num_bytes in alike.items()
+        for shift in step.shifts(layer)
+    )
+    by_moment = bytes_at_moments(len(step.moments), spans)
     peak_bytes = max(by_moment)
     return StepMemory(
         parameter_bytes=totals["parameter"],
@@ -125,18 +125,17 @@ class _Step:
         self._played = list(self._repeat_moments(tape))
         self.lives = list(_lives(tape, workload))
 
-    def shifts(self, life: _Life) -> range:
+    def shifts(self, layer: int | None) -> range:
         """Return by how many layers a life is shifted to give each tensor that it stands for."""
-        return range(1) if life.layer is None else self._shifts[life.layer]
+        return range(1) if layer is None else self._shifts[layer]
 
-    def span(self, life: _Life, shift: int) -> tuple[int, int | None]:
-        """Return the moments from which, and before which, a life lasts when it is shifted."""
-        freed = None if life.last is None else self._place(life, life.last, shift) + 1
-        return self._place(life, life.born, shift), freed
+    def span(self, layer: int | None, born: int, last: int | None, shift: int) -> tuple[int, int | None]:
+        """Return the moments from which, and before which, the life of a tensor of a layer lasts when it is shifted."""
+        return self._place(layer, born, shift), None if last is None else self._place(layer, last, shift) + 1
 
-    def _place(self, life: _Life, played: int, shift: int) -> int:
+    def _place(self, layer: int | None, played: int, shift: int) -> int:
         moment = self._played[played]
-        if life.layer is None:  # what belongs to no layer meets the first or the last one
+        if layer is None:  # what belongs to no layer meets the first or the last one
             shift = self._shifts[moment.layer].stop - 1 if moment.layer == len(self._shifts) - 1 else 0
         return moment.place + moment.direction * (moment.layer + shift)
 

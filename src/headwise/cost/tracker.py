@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -83,7 +83,7 @@ class AllocationTracker:
         for tensor in existing:
             self._add_existing(tensor, "")
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "AllocationTracker":
         self._stack.callback(register_module_forward_pre_hook(self._enter_module).remove)
         self._stack.callback(register_module_forward_hook(self._leave_module, always_call=True).remove)
         self._stack.enter_context(_Watch(self))

@@ -7,13 +7,15 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from headwise.errors import TextError
+from headwise.errors import ModelError, TextError
 from headwise.inspection.capture import Inputs, open_reader
+from headwise.inspection.maps import MAX_MAP_TOKENS
 from headwise.inspection.reading import Batch, Progress, read_batches
 from headwise.inspection.results import Inspection
 from headwise.inspection.statistics import TokenKinds
 from headwise.inspection.windows import Window, cut_into_windows, model_length
 from headwise.integrations.layer_weights import LayerWeights
+from headwise.integrations.transformers_attention import is_transformers_model
 
 
 def inspect_texts(
@@ -24,7 +26,7 @@ def inspect_texts(
     max_length: int | None = None,
     window: int | None = None,
     show: int = 0,
-    maps: bool = True,
+    max_map_tokens: int = MAX_MAP_TOKENS,
     batch_size: int = 8,
     progress: Progress | None = None,
 ) -> Inspection:
@@ -39,15 +41,20 @@ def inspect_texts(
         max_length: tokens of each text after which the rest is dropped, special tokens included. Default: nothing is.
         window: tokens per window, special tokens included. Default: the model's length.
         show: number of the text whose tokens and maps are returned, those of its first window.
-        maps: whether maps are returned.
+        max_map_tokens: tokens of the shown text that its maps cover (default 512); 0 = no maps.
         batch_size: windows per forward pass; memory depends on it, results do not.
         progress: called with the windows that are done and how many there are.
 
     Raises:
         TextError: there is no text, one holds no token, `show` is none of them, or a window has no room for a token or
             is longer than the model's length.
-        ModelError: the model's attention cannot be read.
+        ModelError: it is no Hugging Face model, or its attention cannot be read.
     """
+    if not is_transformers_model(model):
+        raise ModelError(
+            f"texts are read by a Hugging Face model and its tokenizer; {type(model).__name__} is none: "
+            "give its inputs to inspect_inputs"
+        )
     longest = model_length(model, tokenizer)
     if window is None:
         window = longest
@@ -71,7 +78,7 @@ def inspect_texts(
         batches,
         shown=shown,
         tokens=windows[shown].labels,
-        maps=maps,
+        max_map_tokens=max_map_tokens,
         notes=notes,
         progress=progress,
     )
@@ -85,7 +92,7 @@ def inspect_ids(
     tokens: Sequence[str] | None = None,
     separator_ids: Collection[int] = (),
     show: int = 0,
-    maps: bool = True,
+    max_map_tokens: int = MAX_MAP_TOKENS,
     progress: Progress | None = None,
 ) -> Inspection:
     """Measure what every head of a Hugging Face model does on token ids, read in one batch as they are.
@@ -97,7 +104,7 @@ def inspect_ids(
         tokens: the shown text's tokens as words, one for each id that is no padding. Default: the ids as digits.
         separator_ids: ids that stand between or after texts.
         show: number of the text whose tokens and maps are returned.
-        maps: whether maps are returned.
+        max_map_tokens: tokens of the shown text that its maps cover (default 512); 0 = no maps.
         progress: called when the batch is done.
 
     Raises:
@@ -118,7 +125,7 @@ def inspect_ids(
         [Batch(inputs, _kinds(real, separators))],
         shown=show,
         tokens=_labels(tokens, labels),
-        maps=maps,
+        max_map_tokens=max_map_tokens,
         progress=progress,
     )
 
@@ -130,7 +137,7 @@ def inspect_inputs(
     real_tokens: Bool[Tensor, "batch seq_len"] | None = None,
     tokens: Sequence[str] | None = None,
     show: int = 0,
-    maps: bool = True,
+    max_map_tokens: int = MAX_MAP_TOKENS,
     notes: Sequence[str] = (),
 ) -> Inspection:
     """Measure what every head of a module does in one forward pass on given inputs.
@@ -142,7 +149,7 @@ def inspect_inputs(
             runs once more to see it.
         tokens: the shown text's tokens as words. Default: their numbers from 0.
         show: number of the text whose tokens and maps are returned.
-        maps: whether maps are returned.
+        max_map_tokens: tokens of the shown text that its maps cover (default 512); 0 = no maps.
         notes: what a reader of the result must know about the inputs.
 
     Raises:
@@ -168,7 +175,7 @@ def inspect_inputs(
         [Batch(inputs, _kinds(real_tokens, torch.zeros_like(real_tokens)))],
         shown=show,
         tokens=_labels(tokens, labels),
-        maps=maps,
+        max_map_tokens=max_map_tokens,
         notes=notes,
     )
 

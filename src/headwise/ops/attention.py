@@ -128,18 +128,7 @@ def choose_impl(
 ) -> Choice:
     """Say which implementation and kernel `attention` uses for the same arguments, without running it, and why.
 
-    Args:
-        query: as of `attention`, and so are all others.
-        key: see there.
-        value: see there.
-        mask: see there.
-        query_index: see there.
-        key_index: see there.
-        scale: see there.
-        dropout_p: see there.
-        return_weights: see there.
-        return_logsumexp: see there.
-        impl: see there.
+    Arguments as of `attention`.
 
     Returns:
         The implementation, its kernel, and a sentence for each faster one that is not taken.

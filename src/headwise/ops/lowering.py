@@ -108,8 +108,9 @@ def hide_idle(
     num_kv_heads = key.shape[1]
     is_empty = ~allowed.any(-1, keepdim=True)  # (B or 1, H or 1, T or 1, 1)
     is_read = allowed.any(-2)  # (B or 1, H or 1, S)
-    if is_read.shape[1] > 1:  # a slot is read if any query head of its kv head reads it
-        is_read = is_read.reshape(-1, num_kv_heads, is_read.shape[1] // num_kv_heads, is_read.shape[2]).any(2)
+    mask_batch, mask_heads, key_len = is_read.shape
+    if mask_heads > 1:  # a slot is read if any query head of its kv head reads it
+        is_read = is_read.reshape(mask_batch, num_kv_heads, mask_heads // num_kv_heads, key_len).any(2)
     may_look = all(_may_look(tensor) for tensor in (query, key, value, allowed))
     if not (may_look and bool(is_read.all())):
         is_unread = ~is_read.unsqueeze(-1)

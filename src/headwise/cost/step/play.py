@@ -118,13 +118,14 @@ def _play_optimizer(tape: Tape, workload: Workload) -> None:
         for record in tape.records
         if record.kind == "parameter" and (record.owner, f"gradient of {record.name}") in trained
     ]
-    held: list[Storage] = []
+    roots: list[Storage] = []
     for parameter in parameters:
         with tape.owned_by(parameter.owner):
-            held.append(tape.new(f"root of the second moment of {parameter.name}", parameter.shape))
+            roots.append(tape.new(f"root of the second moment of {parameter.name}", parameter.shape))
             if workload.device == "cpu":
-                # The denominator is made from the root while the one of the parameter before is still held.
-                held = [held[-1], tape.new(f"denominator of the update of {parameter.name}", parameter.shape)][1:]
+                # The denominator of the parameter before is held until this one takes its name.
+                _denominator = tape.new(f"denominator of the update of {parameter.name}", parameter.shape)
+                roots.clear()
 
 
 def optimizer_records(gradient: Record, optimizer: str) -> list[Record]:

@@ -1,0 +1,74 @@
+"""The sections of a report that are predicted from a config, with what was counted and measured beside them."""
+
+from headwise.api.results import FlopsSection, MemorySection
+from headwise.config.model import ModelConfig
+from headwise.cost.flops import forward_flops, train_flops
+from headwise.cost.kv import kv_cache_bytes, kv_cache_bytes_per_token, score_matrix_bytes
+from headwise.cost.memory import predict_step
+from headwise.cost.planner import judge
+from headwise.cost.results import Device, FlopCount, StepMemory
+from headwise.cost.workload import Workload
+
+DTYPE = "float32"  # the report loads, trains and looks in float32
+NO_CACHE = "An encoder keeps no keys and values between calls: it has no KV cache."
+
+
+def flops_section(
+    config: ModelConfig | None, workload: Workload, *, counted: FlopCount | None, notes: tuple[str, ...]
+) -> FlopsSection:
+    """Put predicted FLOPs beside the counted ones."""
+    if config is None:
+        return FlopsSection(forward=None, train=None, counted_forward=counted, notes=notes)
+    size = {"batch": workload.batch, "seq": workload.seq}
+    return FlopsSection(
+        forward=forward_flops(config, **size), train=train_flops(config, **size), counted_forward=counted, notes=notes
+    )
+
+
+def memory_section(
+    config: ModelConfig | None,
+    workload: Workload,
+    device: Device,
+    *,
+    predicted_here: StepMemory | None,
+    measured: StepMemory | None,
+    notes: tuple[str, ...],
+) -> MemorySection:
+    """Put predicted memory beside the measured one, and judge whether the step fits the device.
+
+    `predicted_here` is for this machine's CPU, where `measured` was measured; the verdict is about `device`, whose
+    kernels may differ.
+    """
+    if config is None:
+        return MemorySection(
+            predicted=None,
+            measured=measured,
+            saved_gap_percent=None,
+            peak_gap_percent=None,
+            kv_cache_bytes=None,
+            kv_cache_bytes_per_token=None,
+            score_matrix_bytes=None,
+            fit=judge(measured.peak_bytes, device) if measured and device.kind == "cpu" else None,
+            notes=notes,
+        )
+    on_device = predicted_here if predicted_here and device.kind == "cpu" else predict_step(config, workload)
+    shown = predicted_here or on_device
+    most_heads = max(block.attention.num_heads for block in config.blocks)
+    return MemorySection(
+        predicted=shown,
+        measured=measured,
+        saved_gap_percent=gap_percent(shown.saved_bytes, measured.saved_bytes) if measured else None,
+        peak_gap_percent=gap_percent(shown.peak_bytes, measured.peak_bytes) if measured else None,
+        kv_cache_bytes=kv_cache_bytes(config, batch=workload.batch, seq=workload.seq, dtype=DTYPE),
+        kv_cache_bytes_per_token=kv_cache_bytes_per_token(config, dtype=DTYPE),
+        score_matrix_bytes=score_matrix_bytes(
+            batch=workload.batch, num_heads=most_heads, query_len=workload.seq, key_len=workload.seq, dtype=DTYPE
+        ),
+        fit=judge(on_device.peak_bytes, device),
+        notes=(*notes, NO_CACHE) if config.kind == "encoder" else notes,
+    )
+
+
+def gap_percent(predicted: int, measured: int) -> float | None:
+    """Return (predicted - measured) / measured in percent; None where the measured figure is 0."""
+    return 100.0 * (predicted - measured) / measured if measured else None
