@@ -2,4 +2,14 @@
 
 import os
 
+import pytest
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach the network
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    """Tensors of a few numbers are not worth a second thread, and on a busy machine waiting for it takes most time."""
+    import torch
+
+    torch.set_num_threads(1)

@@ -8,14 +8,6 @@ from headwise.cost.measure import measure_training_step, storage_bytes, sum_of_f
 from headwise.errors import ModelError, UnsupportedError
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 class Squares(nn.Module):
     """`(weight * x) ** 2`: keeps x for the weight's gradient, and the product for the square's."""
 

@@ -104,6 +104,17 @@ def test_peak_of_a_backward_is_measured_one_but_for_single_numbers(family, atten
     assert abs(predicted.peak_bytes - measured.peak_bytes) <= rows + numbers
 
 
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama"])
+def test_peak_with_a_head_holds_its_gradient_made_dense(family):
+    """The scores of a large vocabulary outweigh the layers; a sum's gradient is one number until a product reads it."""
+    model, config = build(family, head=True, vocab_size=1997)
+    predicted = predict_step(config, Workload(batch=2, seq=11, device="cpu", optimizer="sgd"))
+    measured = measure(model, 2, 11, "sgd")
+    scores = 4 * 2 * 11 * 1997
+    assert predicted.peak_moment == measured.peak_moment == "backward"
+    assert abs(predicted.peak_bytes - measured.peak_bytes) < scores / 100
+
+
 def allocator_peak(function):
     """The most bytes that the allocator gave out while the function ran, above those before."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -133,6 +144,20 @@ def test_peak_of_a_forward_is_the_allocators_but_for_small_numbers(family, atten
     forward = [place for place, moment in enumerate(ledger.moments) if moment.startswith("forward")]
     predicted = max(map(ledger.bytes_at, forward)) - standing
     assert abs(predicted - measured) <= 2 * 8 * seq + (4 * batch * seq if family == "gemma" else 0)
+
+
+def test_the_math_kernel_holds_three_score_matrices():
+    """One long text, whose score matrix outweighs all the rest: its softmax, the dropout mask, and their product."""
+    seq = 499
+    model, config = build("bert", dropout_p=0.1, num_hidden_layers=1, max_position_embeddings=512)
+    ids = torch.randint(3, VOCAB, (1, seq))
+    model.train()
+    model(input_ids=ids)
+    ledger = predict_ledger(config, Workload(batch=1, seq=seq, device="cpu"))
+    layer = ledger.moments.index("forward: layer 0")
+    standing = sum(ledger.kind_bytes(kind) for kind in ("parameter", "optimizer", "input"))
+    assert [entry.shape for entry in ledger.alive(layer)].count((1, 3, seq, seq)) == 3
+    assert abs(ledger.bytes_at(layer) - standing - allocator_peak(lambda: model(input_ids=ids))) <= 2 * 8 * seq
 
 
 @pytest.mark.parametrize(("optimizer", "num_states"), [("adamw", 2), ("sgd", 0)])

@@ -92,8 +92,13 @@ def test_a_second_gradient_is_added_out_of_place_to_one_that_another_branch_stil
     assert sums_of_gradients(tape, ops.add("x + (y + f(x))", x, ops.add("y + f(x)", y, ops.scale("f(x)", x)))) == 1
 
 
-def test_a_weight_that_is_used_twice_has_one_gradient(tape):
+@pytest.mark.parametrize(("outputs", "num_sums"), [(None, 1), (WIDTH, 0)])
+def test_a_weight_that_is_used_twice_has_one_gradient(tape, outputs, num_sums):
+    """The gradient of a weight used as its transpose is a view, which torch does not add to in place."""
     weight = tape.parameter("weight", (WIDTH, WIDTH))
-    x = ops.linear("second", ops.linear("first", ops.scale("x", weight), weight), weight)
-    tape.backward(ops.total("loss", x))
+    x = Value((ROWS, WIDTH), tape.new("x", (ROWS, WIDTH)))
+    first = ops.linear("first", x, weight, outputs=outputs)
+    tape.backward(ops.total("loss", ops.linear("second", first, weight, outputs=outputs)))
+    squares = [record for record in tape.records if record.shape == (WIDTH, WIDTH)]
+    assert len(squares) == 1 + 2 + num_sums  # the weight, a gradient of each use, their sum
     assert [gradient.record.name for gradient in tape.gradients] == ["gradient of weight"]

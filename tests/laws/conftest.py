@@ -34,15 +34,6 @@ MASKS = {
 }
 
 
-@pytest.fixture(autouse=True, scope="package")
-def one_thread():
-    """Tensors of a few numbers are not worth a second thread, and on a busy machine waiting for it takes most time."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(params=IMPLS)
 def impl(request):
     return request.param

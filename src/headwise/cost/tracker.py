@@ -133,12 +133,8 @@ class AllocationTracker:
             elif record is not None and record.storage.bytes != storage.nbytes():
                 self._resize(storage, record)
         for tensor in after:
-            storage = tensor.untyped_storage()
-            record = self._alive.get(weakref.ref(storage))
-            if record is None:
+            if weakref.ref(tensor.untyped_storage()) not in self._alive:
                 self._add(tensor, self._owner(), self._phase)
-            elif record.storage.bytes != storage.nbytes():
-                self._resize(storage, record)
 
     def _add_existing(self, tensor: Tensor, owner: str) -> None:
         if weakref.ref(tensor.untyped_storage()) not in self._alive:

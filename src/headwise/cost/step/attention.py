@@ -125,6 +125,6 @@ def _attend_by_products(
     key = ops.repeat_heads("key of each head", key, groups)
     value = ops.repeat_heads("value of each head", value, groups)
     weights = ops.scores(query, ops.scale("key, scaled", key))
-    weights = ops.safe_softmax("attention weights", weights)
+    weights = ops.softmax("attention weights", weights)
     weights = ops.dropout("attention weights", weights, dropout_p, device=run.workload.device)
     return ops.mix_values(weights, value)

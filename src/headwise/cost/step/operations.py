@@ -10,10 +10,13 @@ from headwise.cost.step.tape import Shape, Storage, Value
 
 
 def linear(name: str, x: Value, weight: Value, bias: Value | None = None, *, outputs: int | None = None) -> Value:
-    """`x @ weight.T + bias`; keeps x. `outputs`: width of the result where it is not the weight's first dimension."""
+    """`x @ weight.T + bias`; keeps x. With `outputs`, the weight is (inputs, outputs) and `x @ weight + bias`."""
+    is_turned = outputs is None
     inputs = (x, weight) if bias is None else (x, weight, bias)
+    layouts = ("same", "turned" if is_turned else "same", "same")[: len(inputs)]
     shape = (*x.shape[:-1], weight.shape[0] if outputs is None else outputs)
-    return x.storage.tape.apply(name, shape, fresh=inputs, kept=(x.storage, weight.storage), needs_dense=True)
+    kept = (x.storage, weight.storage)
+    return x.storage.tape.apply(name, shape, fresh=inputs, kept=kept, needs_dense=True, gradient_layouts=layouts)
 
 
 def embedding(name: str, table: Value, ids: Storage, shape: Shape) -> Value:
@@ -100,16 +103,6 @@ def _written_out_gelu(name: str, x: Value) -> Value:
     inner = tape.apply(f"{name} tanh", x.shape, fresh=(inner,), keeps_result=True)
     inner = shift(f"{name} one plus tanh", inner)
     return multiply(name, half, inner)
-
-
-def safe_softmax(name: str, x: Value) -> Value:
-    """Softmax that gives zeros for a row without keys, as the "math" kernel of torch has it; keeps its result."""
-    tape = x.storage.tape
-    plain = tape.new(f"{name} before rows without keys", x.shape)
-    is_masked = tape.new(f"{name} masked", x.shape, "bool")
-    result = softmax(name, x)
-    del plain, is_masked
-    return result
 
 
 def softmax(name: str, x: Value) -> Value:

@@ -204,8 +204,8 @@ class Tape:
             scratch: shapes of what backward needs while it runs.
             needs_dense: backward copies a gradient that is a single number spread out.
             layout: order of the result in memory: "tokens" (B, T, H, D), "heads" (B, H, T, D).
-            gradient_layouts: order of each fresh gradient in memory (also "columns": B, H, D, T). Default: as the
-                result's own gradient.
+            gradient_layouts: order of each fresh gradient in memory; also "columns" (B, H, D, T), "turned" (a weight
+                used as its transpose) and "same" (as the result's own gradient, the default).
             copied_layouts: orders in which a gradient that is passed on must be copied first.
         """
         if storage is None:
@@ -282,10 +282,13 @@ class Tape:
         return outgoing
 
     def _add(self, flows: dict[Node, dict[int, Storage]], edge: Edge, storage: Storage) -> None:
-        """Bring a gradient to its node; a second one is added in place unless its memory is still in use elsewhere."""
+        """Bring a gradient to its node; a second one is added in place if nothing else holds the first one's memory.
+
+        A "turned" gradient is a view whose base holds it too.
+        """
         slots = flows.setdefault(edge.node, {})
         before = slots.get(edge.slot)
-        if before is not None and before.num_buffers == 1:
+        if before is not None and before.num_buffers == 1 and before.layout != "turned":
             return
         if before is not None:
             before.num_buffers -= 1
