@@ -46,15 +46,6 @@ DROPOUTS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Some kernels take memory for each thread; and tiny steps run faster on one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def build(family, attention="sdpa", dropout_p=0.0, *, head=False, **changes):
     """A tiny model with random weights, and the config that describes it."""
     dropouts = dict.fromkeys(DROPOUTS.get(family, ("attention_dropout",)), dropout_p)
@@ -146,6 +137,20 @@ def test_peak_of_a_forward_is_the_allocators_but_for_small_numbers(family, atten
     assert abs(predicted - measured) <= 2 * 8 * seq + (4 * batch * seq if family == "gemma" else 0)
 
 
+def test_what_only_the_body_holds_is_free_before_the_head_runs():
+    """GPT-2's body holds the token embeddings to its end; the scores of a large vocabulary make the head the peak."""
+    seq = 47
+    model, config = build("gpt2", head=True, vocab_size=1997)
+    model.config.use_cache = False
+    ids = torch.randint(3, VOCAB, (7, seq))
+    model.train()
+    model(input_ids=ids)
+    ledger = predict_ledger(config, Workload(batch=7, seq=seq, device="cpu"))
+    standing = sum(ledger.kind_bytes(kind) for kind in ("parameter", "optimizer", "input"))
+    predicted = ledger.bytes_at(ledger.moments.index("forward: head")) - standing
+    assert abs(predicted - allocator_peak(lambda: model(input_ids=ids))) <= 2 * 8 * seq
+
+
 def test_the_math_kernel_holds_three_score_matrices():
     """One long text, whose score matrix outweighs all the rest: its softmax, the dropout mask, and their product."""
     seq = 499
@@ -185,10 +190,11 @@ def test_peak_of_a_real_checkpoint_is_measured_one_within_two_percent(batch):
 
 @pytest.mark.parametrize("phase", ["train", "prefill"])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("head", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_layers_that_are_not_played_live_as_played_ones(family, device, phase):
+def test_layers_that_are_not_played_live_as_played_ones(family, head, device, phase):
     """A norm_eps of its own makes every layer distinct, so that each one is played."""
-    _, config = build(family, dropout_p=0.1, num_hidden_layers=7)
+    _, config = build(family, dropout_p=0.1, head=head, num_hidden_layers=7)
     blocks = [dataclasses.replace(block, norm_eps=1e-6 * (1 + index)) for index, block in enumerate(config.blocks)]
     distinct = dataclasses.replace(config, blocks=tuple(blocks))
     workload = Workload(batch=2, seq=11, device=device, phase=phase)

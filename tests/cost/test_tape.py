@@ -102,3 +102,15 @@ def test_a_weight_that_is_used_twice_has_one_gradient(tape, outputs, num_sums):
     squares = [record for record in tape.records if record.shape == (WIDTH, WIDTH)]
     assert len(squares) == 1 + 2 + num_sums  # the weight, a gradient of each use, their sum
     assert [gradient.record.name for gradient in tape.gradients] == ["gradient of weight"]
+
+
+@pytest.mark.parametrize(("num_heads", "num_copies"), [(3, 1), (1, 0)])
+def test_a_gradient_in_the_heads_order_is_copied_where_heads_were_split(tape, num_heads, num_copies):
+    batch, seq, head_dim = 2, 5, 7
+    x = tape.parameter("x", (batch, seq, num_heads * head_dim))
+    heads = ops.split_heads(x, num_heads, head_dim)
+    tape.backward(ops.total("loss", ops.repeat_heads("repeated", heads, 2)))
+    copies = [record for record in tape.records if record.shape == x.shape and record.kind == "gradient"]
+    fresh = [record for record in tape.records if record.shape == heads.shape]
+    assert len(copies) == num_copies
+    assert len(fresh) == 1

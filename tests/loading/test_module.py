@@ -160,3 +160,66 @@ def test_what_a_users_file_does_wrong_is_one_clear_line(user_module, content, ta
     with pytest.raises(ModelError, match=text) as caught:
         load_module(locate(target.format(name)))
     assert "\n" not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def gguf_file(tmp_path_factory):
+    """A tiny Llama with a byte-level tokenizer in the GGUF format, written by the format's own package."""
+    gguf = pytest.importorskip("gguf")
+    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    width, kv_width, hidden, tokens = 16, 8, 11, ["<unk>", "<s>", "</s>", "a", "b", "ab"]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(19)
+    writer.add_embedding_length(width)
+    writer.add_block_count(2)
+    writer.add_feed_forward_length(hidden)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([2, 3, 3, 1, 1, 1])
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    shapes = {"token_embd": (len(tokens), width), "output": (len(tokens), width), "output_norm": (width,)}
+    for layer in range(2):
+        shapes |= {
+            f"blk.{layer}.attn_norm": (width,),
+            f"blk.{layer}.ffn_norm": (width,),
+            f"blk.{layer}.attn_q": (width, width),
+            f"blk.{layer}.attn_k": (kv_width, width),
+            f"blk.{layer}.attn_v": (kv_width, width),
+            f"blk.{layer}.attn_output": (width, width),
+            f"blk.{layer}.ffn_gate": (hidden, width),
+            f"blk.{layer}.ffn_up": (hidden, width),
+            f"blk.{layer}.ffn_down": (width, hidden),
+        }
+    generator = torch.Generator().manual_seed(0)
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", torch.randn(shape, generator=generator).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_a_gguf_file_comes_with_tokenizer_and_config(gguf_file, capfd):
+    loaded = load_module(locate(str(gguf_file)))
+    assert (loaded.name, loaded.config.model_type, loaded.config.num_layers) == ("tiny", "llama", 2)
+    assert loaded.config.blocks[0].attention.num_kv_heads == 2
+    assert loaded.tokenizer("ab")["input_ids"][-1] == 5
+    assert capfd.readouterr().err == ""
+
+
+def test_a_broken_gguf_file_is_refused_in_one_line(gguf_file, tmp_path):
+    for content in (b"", b"GGUF", gguf_file.read_bytes()[:200], b"no such format" * 100):
+        path = tmp_path / "broken.gguf"
+        path.write_bytes(content)
+        with pytest.raises(ModelError, match="cannot be loaded") as caught:
+            load_module(locate(str(path)))
+        assert "\n" not in str(caught.value)

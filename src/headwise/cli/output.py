@@ -26,7 +26,7 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
         TextColumn("{task.percentage:>3.0f}%"),
         TimeElapsedColumn(),
     )
-    console = Console(stderr=True)
+    console = Console(file=sys.stderr)  # this stream, even while a library's chatter is redirected
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("starting", total=None)
 

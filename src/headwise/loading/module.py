@@ -3,9 +3,10 @@
 import importlib
 import importlib.util
 import inspect
+import io
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -194,13 +195,17 @@ def _transformers() -> Any:
 
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """Silence transformers' progress bars and log lines while it loads, and put its settings back."""
+    """Silence transformers' progress bars and log lines while it loads, and put its settings back.
+
+    Its GGUF reader draws a bar that no setting turns off, hence the redirection.
+    """
     logging = transformers.utils.logging
     verbosity, progress = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
+        with redirect_stderr(io.StringIO()):
+            yield
     finally:
         logging.set_verbosity(verbosity)
         if progress:
