@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from headwise.kernels import sdpa_kernel
+from headwise.kernels import SdpaCase, sdpa_kernel
 
 FLASH = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 
@@ -28,14 +28,14 @@ def kernel_that_ran(query, key, value, **keywords):
     return "flash_cpu" if FLASH in record.names else "math"
 
 
-def mask_keywords(form, query_len, key_len, dtype, mask_requires_grad):
+def mask_keywords(form, query_len, key_len, dtype):
     if form == "none":
         return {}
     if form == "causal":
         return {"is_causal": True}
     if form == "bool":
         return {"attn_mask": torch.ones(query_len, key_len, dtype=torch.bool)}
-    return {"attn_mask": torch.zeros(query_len, key_len, dtype=dtype, requires_grad=mask_requires_grad)}
+    return {"attn_mask": torch.zeros(query_len, key_len, dtype=dtype)}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
@@ -43,9 +43,7 @@ def mask_keywords(form, query_len, key_len, dtype, mask_requires_grad):
 def test_the_table_names_the_cpu_kernel_that_torch_dispatches(dtype, form):
     cases = itertools.product([5, 7], [False, True], [0.0, 0.25], [False, True], [(3, 3), (3, 11), (0, 3), (3, 0)])
     for v_head_dim, grouped, dropout_p, requires_grad, (query_len, key_len) in cases:
-        for contiguous, mask_requires_grad in itertools.product([True, False], [True, False]):
-            if mask_requires_grad and form != "float":
-                continue
+        for contiguous in (True, False):
             query = torch.randn(2, 6, query_len, 7, dtype=dtype, requires_grad=requires_grad)
             key = torch.randn(2, 2 if grouped else 6, key_len, 7, dtype=dtype)
             if not contiguous:
@@ -53,13 +51,12 @@ def test_the_table_names_the_cpu_kernel_that_torch_dispatches(dtype, form):
                 if key.stride(-1) == 1:  # with a single or no key the two layouts are one
                     continue
             value = torch.randn(2, key.shape[1], key_len, v_head_dim, dtype=dtype)
-            choice = sdpa_kernel(
+            case = SdpaCase(
                 device="cpu",
-                dtype=str(dtype),
+                dtype=str(dtype).removeprefix("torch."),
                 head_dim=7,
                 v_head_dim=v_head_dim,
-                mask=form,
-                mask_requires_grad=mask_requires_grad,
+                mask="bool" if form == "float" else form,  # torch treats both alike
                 grouped=grouped,
                 dropout_p=dropout_p,
                 requires_grad=requires_grad,
@@ -67,19 +64,22 @@ def test_the_table_names_the_cpu_kernel_that_torch_dispatches(dtype, form):
                 key_len=key_len,
                 contiguous=contiguous,
             )
-            keywords = mask_keywords(form, query_len, key_len, dtype, mask_requires_grad)
+            choice = sdpa_kernel(case)
+            keywords = mask_keywords(form, query_len, key_len, dtype)
             ran = kernel_that_ran(query, key, value, dropout_p=dropout_p, enable_gqa=grouped, **keywords)
             assert choice.name == ran, (choice, dtype, form, v_head_dim, grouped, dropout_p, query_len, key_len)
             assert choice.is_fused == (not choice.reasons)
 
 
 def test_reasons_name_each_faster_kernel_with_what_it_needs_and_what_came():
-    choice = sdpa_kernel(device="cuda", dtype="float32", head_dim=64, mask="bool", grouped=True)
+    choice = sdpa_kernel(
+        SdpaCase(device="cuda", dtype="float32", head_dim=64, v_head_dim=64, mask="bool", grouped=True)
+    )
     assert choice.name == "math"
     assert [reason.split(" is not taken: ")[0] for reason in choice.reasons] == ["cudnn", "flash", "efficient"]
     assert choice.reasons[1] == "flash is not taken: it takes no mask but causal"
     assert choice.reasons[2] == "efficient is not taken: it needs as many key/value heads as query heads"
-    on_cpu = sdpa_kernel(device="cpu", dtype="float32", head_dim=64, dropout_p=0.1)
+    on_cpu = sdpa_kernel(SdpaCase(device="cpu", dtype="float32", head_dim=64, v_head_dim=64, dropout_p=0.1))
     assert on_cpu.reasons == ("flash_cpu is not taken: it has no dropout; got dropout_p = 0.1",)
     assert on_cpu.to_dict() == {"name": "math", "reasons": list(on_cpu.reasons)}
 
@@ -98,16 +98,28 @@ def test_reasons_name_each_faster_kernel_with_what_it_needs_and_what_came():
         ("math", {"dtype": "bfloat16", "mask": "bool", "grouped": True}),
         ("math", {"dtype": "float64"}),
         ("math", {"dtype": "float32", "v_head_dim": 66}),
+        ("efficient", {"dtype": "float32", "head_dim": 67, "v_head_dim": 65, "compute_capability": (7, 5)}),
+        ("efficient", {"dtype": "float16", "head_dim": 67, "v_head_dim": 65, "compute_capability": (6, 1)}),
+        ("math", {"dtype": "float16", "head_dim": 68, "v_head_dim": 68, "compute_capability": (7, 5)}),
         ("math", {"dtype": "bfloat16", "key_len": 0}),
         ("cudnn", {"dtype": "bfloat16", "compute_capability": (9, 0), "mask": "bool", "grouped": True}),
         ("flash", {"dtype": "bfloat16", "compute_capability": (9, 0), "dropout_p": 0.1}),
         ("cudnn", {"dtype": "bfloat16", "compute_capability": (9, 0), "dropout_p": 0.125}),
         ("flash", {"dtype": "bfloat16", "compute_capability": (9, 0), "head_dim": 136, "v_head_dim": 136}),
-        ("efficient", {"dtype": "bfloat16", "compute_capability": (8, 9), "head_dim": 200, "requires_grad": True}),
+        (
+            "efficient",
+            {
+                "dtype": "bfloat16",
+                "compute_capability": (8, 9),
+                "head_dim": 200,
+                "v_head_dim": 200,
+                "requires_grad": True,
+            },
+        ),
     ],
 )
 def test_the_cuda_rules_are_those_read_from_torch(expected, case):
-    assert sdpa_kernel(**{"device": "cuda", "head_dim": 64, **case}).name == expected
+    assert sdpa_kernel(SdpaCase(**{"device": "cuda", "head_dim": 64, "v_head_dim": 64, **case})).name == expected
 
 
 def test_kernels_and_mask_patterns_import_no_torch():

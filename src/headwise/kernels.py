@@ -9,12 +9,12 @@ Source: pytorch, aten/src/ATen/native/transformers/sdp_utils_cpp.{h,cpp} and cud
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from headwise.results import Result
 
 Device = Literal["cpu", "cuda"]
-MaskForm = Literal["none", "causal", "bool", "float"]
+MaskForm = Literal["none", "causal", "bool"]
 _Demand = tuple[bool, str]
 
 HALF_DTYPES = ("float16", "bfloat16")
@@ -37,47 +37,16 @@ class KernelChoice(Result):
         return self.name != "math"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Case:
-    dtype: str
-    head_dim: int
-    v_head_dim: int
-    mask: MaskForm
-    mask_requires_grad: bool
-    grouped: bool
-    dropout_p: int | float
-    requires_grad: bool
-    query_len: int | None
-    key_len: int | None
-    contiguous: bool
-    compute_capability: tuple[int, int]
+class SdpaCase(NamedTuple):
+    """A call of `F.scaled_dot_product_attention` on 4-dimensional inputs, as far as the choice of a kernel reads it.
 
-
-def sdpa_kernel(
-    *,
-    device: Device,
-    dtype: str,
-    head_dim: int,
-    v_head_dim: int | None = None,
-    mask: MaskForm = "none",
-    mask_requires_grad: bool = False,
-    grouped: bool = False,
-    dropout_p: int | float = 0.0,
-    requires_grad: bool = False,
-    query_len: int | None = None,
-    key_len: int | None = None,
-    contiguous: bool = True,
-    compute_capability: tuple[int, int] = (8, 0),
-) -> KernelChoice:
-    """Say which kernel `F.scaled_dot_product_attention` takes for 4-dimensional inputs on a device.
-
-    Args:
+    Attributes:
         device: "cpu" or "cuda".
         dtype: of query, key and value: "float32", "bfloat16", "float16" or "float64".
         head_dim: size of a query and key head.
-        v_head_dim: size of a value head. Default: `head_dim`.
-        mask: how the mask is handed over: not at all, as `is_causal`, as a bool or as a float tensor.
-        mask_requires_grad: whether a float mask is learned.
+        v_head_dim: size of a value head.
+        mask: how the mask is handed over: not at all, as `is_causal`, or as a tensor ("bool" stands for a float tensor
+            that needs no gradient too).
         grouped: whether there are fewer key/value heads than query heads (`enable_gqa`).
         dropout_p: probability with which a weight is dropped.
         requires_grad: whether query, key or value needs a gradient.
@@ -85,26 +54,26 @@ def sdpa_kernel(
         key_len: number of keys; None: unknown, positive and equal to `query_len`.
         contiguous: whether the numbers of one head lie side by side (the last stride is 1).
         compute_capability: of the CUDA device: (8, 0) A100, (8, 9) RTX 4090 and L4, (9, 0) H100, (7, 0) V100.
-
-    Returns:
-        The kernel's name, and a sentence for each faster kernel of that device, fastest first.
     """
-    case = _Case(
-        dtype=dtype.removeprefix("torch."),
-        head_dim=head_dim,
-        v_head_dim=head_dim if v_head_dim is None else v_head_dim,
-        mask=mask,
-        mask_requires_grad=mask_requires_grad,
-        grouped=grouped,
-        dropout_p=dropout_p,
-        requires_grad=requires_grad,
-        query_len=query_len,
-        key_len=key_len,
-        contiguous=contiguous,
-        compute_capability=compute_capability,
-    )
+
+    device: Device
+    dtype: str
+    head_dim: int
+    v_head_dim: int
+    mask: MaskForm = "none"
+    grouped: bool = False
+    dropout_p: int | float = 0.0
+    requires_grad: bool = False
+    query_len: int | None = None
+    key_len: int | None = None
+    contiguous: bool = True
+    compute_capability: tuple[int, int] = (8, 0)
+
+
+def sdpa_kernel(case: SdpaCase) -> KernelChoice:
+    """Say which kernel torch takes for a case: its name, and a sentence for each faster one, fastest first."""
     reasons: list[str] = []
-    for name, list_demands in _CANDIDATES[device]:
+    for name, list_demands in _CANDIDATES[case.device]:
         obstacles = [demand for is_met, demand in (*_list_common_demands(case), *list_demands(case)) if not is_met]
         if not obstacles:
             return KernelChoice(name=name, reasons=tuple(reasons))
@@ -112,7 +81,7 @@ def sdpa_kernel(
     return KernelChoice(name="math", reasons=tuple(reasons))
 
 
-def _list_common_demands(case: _Case) -> tuple[_Demand, ...]:
+def _list_common_demands(case: SdpaCase) -> tuple[_Demand, ...]:
     """List what every fused kernel demands: whether it is met, and a clause that says what was needed and what came."""
     return (
         (case.query_len != 0 and case.key_len != 0, f"needs tokens; got {case.query_len} queries, {case.key_len} keys"),
@@ -120,10 +89,9 @@ def _list_common_demands(case: _Case) -> tuple[_Demand, ...]:
     )
 
 
-def _list_flash_cpu_demands(case: _Case) -> tuple[_Demand, ...]:
+def _list_flash_cpu_demands(case: SdpaCase) -> tuple[_Demand, ...]:
     return (
         (case.dropout_p == 0, f"has no dropout; got dropout_p = {case.dropout_p}"),
-        (not case.mask_requires_grad, "gives no gradient to a mask"),
         (
             case.v_head_dim == case.head_dim,
             f"needs value heads as wide as key heads; got {case.v_head_dim} and {case.head_dim}",
@@ -132,7 +100,7 @@ def _list_flash_cpu_demands(case: _Case) -> tuple[_Demand, ...]:
     )
 
 
-def _list_cudnn_demands(case: _Case) -> tuple[_Demand, ...]:
+def _list_cudnn_demands(case: SdpaCase) -> tuple[_Demand, ...]:
     dims = (case.head_dim, case.v_head_dim)
     sixteenths = case.dropout_p * 16
     return (
@@ -146,7 +114,6 @@ def _list_cudnn_demands(case: _Case) -> tuple[_Demand, ...]:
             f"needs heads of at most 128 numbers (or keys of 192 with values of 128); got {dims[0]} and {dims[1]}",
         ),
         (not any(dim % 8 for dim in dims), f"needs head sizes that are multiples of 8; got {dims[0]} and {dims[1]}"),
-        (not case.mask_requires_grad, "gives no gradient to a mask"),
         (sixteenths == int(sixteenths), f"drops in steps of 1/16; got dropout_p = {case.dropout_p}"),
         (
             case.key_len != 1 and (case.query_len != 1 or case.dropout_p == 0),
@@ -155,7 +122,7 @@ def _list_cudnn_demands(case: _Case) -> tuple[_Demand, ...]:
     )
 
 
-def _list_flash_demands(case: _Case) -> tuple[_Demand, ...]:
+def _list_flash_demands(case: SdpaCase) -> tuple[_Demand, ...]:
     capability = case.compute_capability
     has_small_shared_memory = (8, 6) <= capability <= (8, 9) or capability >= (12, 0)
     is_hard_backward = case.head_dim > 192 and (case.head_dim <= 224 or case.dropout_p > 0)
@@ -178,7 +145,7 @@ def _list_flash_demands(case: _Case) -> tuple[_Demand, ...]:
     )
 
 
-def _list_efficient_demands(case: _Case) -> tuple[_Demand, ...]:
+def _list_efficient_demands(case: SdpaCase) -> tuple[_Demand, ...]:
     # Heads must be whole loads of 16 bytes where tensor cores are used; elsewhere, whole elements.
     has_ampere = case.compute_capability >= (8, 0)
     is_half = case.dtype in HALF_DTYPES
@@ -194,15 +161,15 @@ def _list_efficient_demands(case: _Case) -> tuple[_Demand, ...]:
     )
 
 
-def _demand_dtype(case: _Case, served: tuple[str, ...]) -> _Demand:
+def _demand_dtype(case: SdpaCase, served: tuple[str, ...]) -> _Demand:
     return case.dtype in served, f"serves {', '.join(served)}; got {case.dtype}"
 
 
-def _format_device(case: _Case) -> str:
+def _format_device(case: SdpaCase) -> str:
     return "compute capability {}.{}".format(*case.compute_capability)
 
 
-_CANDIDATES: dict[Device, tuple[tuple[str, Callable[[_Case], tuple[_Demand, ...]]], ...]] = {
+_CANDIDATES: dict[Device, tuple[tuple[str, Callable[[SdpaCase], tuple[_Demand, ...]]], ...]] = {
     "cpu": (("flash_cpu", _list_flash_cpu_demands),),
     "cuda": (
         ("cudnn", _list_cudnn_demands),

@@ -1,7 +1,9 @@
 """What every result can do: become a plain dict, print itself, and show itself in a notebook."""
 
+import base64
 import dataclasses
 import html
+import math
 from typing import Any
 
 BYTES_PER_GIB = 2**30
@@ -36,40 +38,37 @@ def plain(value: Any) -> Any:
     """Turn a value of a result into what JSON can hold."""
     if isinstance(value, Result):
         return value.to_dict()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
+    if isinstance(value, float) and not math.isfinite(value):
+        return None  # JSON has no NaN and no infinity
     return value
 
 
 def format_bytes(num_bytes: int | float) -> str:
     """Write a number of bytes with a binary unit: 1.50 GiB, 24.0 MiB, 3.0 KiB, 12 B."""
-    magnitude = abs(num_bytes)
-    if magnitude >= BYTES_PER_GIB:
-        return f"{num_bytes / BYTES_PER_GIB:.2f} GiB"
-    if magnitude >= BYTES_PER_MIB:
-        return f"{num_bytes / BYTES_PER_MIB:.1f} MiB"
-    if magnitude >= BYTES_PER_KIB:
-        return f"{num_bytes / BYTES_PER_KIB:.1f} KiB"
-    return f"{num_bytes:.0f} B"
+    units = ((1, " B", 0), (BYTES_PER_KIB, " KiB", 1), (BYTES_PER_MIB, " MiB", 1), (BYTES_PER_GIB, " GiB", 2))
+    return _with_unit(num_bytes, units, limit=1024)
 
 
 def format_count(count: int | float) -> str:
     """Write a count with a decimal unit, as the field does: 109.48 M, 8.03 B, 1.71 T."""
-    magnitude = abs(count)
-    for size, unit in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " K")):
-        if magnitude >= size:
-            return f"{count / size:.2f}{unit}"
-    return f"{count:.0f}"
+    return _with_unit(count, ((1, "", 0), (1e3, " K", 2), (1e6, " M", 2), (1e9, " B", 2), (1e12, " T", 2)), limit=1000)
 
 
 def format_flops(flops: int | float) -> str:
     """Write floating-point operations with a decimal unit: 5.48 GFLOP."""
-    magnitude = abs(flops)
-    for size, unit in ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP")):
-        if magnitude >= size:
-            return f"{flops / size:.2f} {unit}"
-    return f"{flops:.0f} FLOP"
+    prefixes = ("", "k", "M", "G", "T", "P", "E")
+    units = tuple((1000.0**power, f" {prefix}FLOP", 2 if power else 0) for power, prefix in enumerate(prefixes))
+    return _with_unit(flops, units, limit=1000)
+
+
+def _with_unit(value: int | float, units: tuple[tuple[int | float, str, int], ...], *, limit: int) -> str:
+    """Write a value in the first unit in which, as it is written, it stays below the limit."""
+    written = [(f"{value / size:.{decimals}f}", unit) for size, unit, decimals in units]
+    text, unit = next((pair for pair in written if abs(float(pair[0])) < limit), written[-1])
+    return text + unit

@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+import torch
 
 import headwise
 from headwise.errors import HeadwiseError, ModelError
@@ -109,3 +110,31 @@ def test_the_dtype_is_the_configs_own_unless_told():
     told = headwise.count("llama-3-8b", dtype="float32")
     assert (default.dtype, told.dtype) == ("bfloat16", "float32")
     assert told.kv_cache_bytes == 2 * default.kv_cache_bytes
+
+
+def test_a_config_and_a_module_in_hand_are_counted_as_their_names_are():
+    config = headwise.preset("gpt2")
+    assert headwise.count(config, seq=7).flops == headwise.count("gpt2", seq=7).flops
+    layer = headwise.MultiHeadAttention(22, 2)
+    assert headwise.count(layer, batch=BATCH, seq=SEQ).flops.forward.dense == attention_flops(22, 22)
+    assert layer.training
+
+
+def test_a_module_in_half_precision_is_counted_in_float32_and_stays_as_it_is():
+    layer = headwise.MultiHeadAttention(22, 2).to(torch.bfloat16)
+    count = headwise.count(layer, batch=BATCH, seq=SEQ)
+    assert count.flops.forward.dense == attention_flops(22, 22)
+    assert any("bfloat16 weights were cast" in note for note in count.notes)
+    assert {parameter.dtype for parameter in layer.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("model", [3, [], object()])
+def test_what_is_no_model_is_refused_by_its_type(model):
+    with pytest.raises(ModelError, match=f"got {type(model).__name__}"):
+        headwise.count(model)
+
+
+@pytest.mark.parametrize("seq", [True, 0, -1])
+def test_a_length_that_is_none_is_refused(seq):
+    with pytest.raises(HeadwiseError, match="seq must be"):
+        headwise.count("gpt2", seq=seq)

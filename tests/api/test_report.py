@@ -5,6 +5,7 @@ import re
 import sys
 
 import pytest
+import torch
 
 import headwise
 from headwise.api import running
@@ -157,10 +158,72 @@ def test_a_module_without_attention_says_why_no_heads_are_shown(users_folder):
 
 
 def test_a_step_too_large_for_this_machine_is_not_tried_and_a_note_says_so(users_folder, monkeypatch):
-    monkeypatch.setattr(running, "usable_ram_bytes", lambda: 1000)
-    report = headwise.make_report("reported_models:gpt2", batch=3, seq=7)
-    assert report.memory.measured is None
-    assert any("No step was measured" in note for note in report.memory.notes)
+    enough = headwise.make_report("reported_models:gpt2", batch=3, seq=7)
+    step, forward = enough.memory.predicted.peak_bytes, 4 * enough.parameters.counted.total
+    for memory, is_counted in ((step, True), (forward, False)):  # less than 0.8 of it would do for the step
+        monkeypatch.setattr(running, "usable_ram_bytes", lambda memory=memory: memory)
+        report = headwise.make_report("reported_models:gpt2", batch=3, seq=7)
+        assert report.memory.measured is None
+        assert any("No step was measured" in note for note in report.memory.notes)
+        assert (report.flops.counted_forward is not None) == is_counted
+
+
+def test_a_module_of_unknown_size_is_not_trained_where_its_weights_and_states_do_not_fit(users_folder, monkeypatch):
+    layer = headwise.MultiHeadAttention(22, 2)
+    needed = 4 * 4 * (4 * 22 * 22 + 4 * 22)  # weights, gradients and two states of AdamW, four bytes each
+    for memory, is_measured in ((int(needed / 0.79), True), (int(needed / 0.81), False)):
+        monkeypatch.setattr(running, "usable_ram_bytes", lambda memory=memory: memory)
+        assert (headwise.make_report(layer, batch=3, seq=7).memory.measured is not None) == is_measured
+
+
+def test_attention_written_as_matrix_products_has_unknown_pairs_and_a_note_says_why():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(vocab_size=23, n_positions=19, n_embd=10, n_layer=2, n_head=2)
+    config._attn_implementation = "eager"
+    report = headwise.make_report(transformers.GPT2Model(config), batch=3, seq=7)
+    assert report.workload.attention == "eager"
+    assert report.flops.counted_forward.dense == report.flops.forward.dense
+    assert report.flops.counted_forward.attended is None
+    assert any("multiplies its matrices itself" in note for note in report.flops.notes)
+
+
+def test_weights_that_are_not_numbers_still_make_a_page_and_json(users_folder):
+    layer = headwise.MultiHeadAttention(22, 2)
+    layer.q_proj.weight.data.fill_(float("nan"))
+    report = headwise.make_report(layer, batch=3, seq=7, out="page.html")
+    answer = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    assert answer["heads"][0]["entropy"] is None
+    assert (users_folder / "page.html").exists()
+
+
+def test_a_report_prints_as_the_command_line_does(users_folder):
+    text = str(headwise.make_report(headwise.MultiHeadAttention(22, 2), batch=3, seq=7))
+    assert text.startswith("MultiHeadAttention\n")
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_module_in_hand_stays_as_it_is(users_folder):
+    layer = headwise.MultiHeadAttention(22, 2, dropout_p=0.5)
+    before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
+    random_state = torch.random.get_rng_state()
+    headwise.make_report(layer, batch=3, seq=7)
+    assert layer.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in layer.state_dict().items())
+    assert all(parameter.grad is None for parameter in layer.parameters())
+    assert torch.equal(torch.random.get_rng_state(), random_state)
+
+
+def test_a_model_in_hand_with_its_tokenizer_reads_texts(users_folder):
+    transformers = pytest.importorskip("transformers")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c"]
+    (users_folder / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
+    (users_folder / "text.txt").write_text("a b c", encoding="utf-8")
+    tokenizer = transformers.BertTokenizer(vocab="vocab.txt")
+    config = transformers.BertConfig(
+        vocab_size=8, hidden_size=6, num_hidden_layers=1, num_attention_heads=1, intermediate_size=5
+    )
+    report = headwise.make_report(transformers.BertModel(config), tokenizer=tokenizer, text="text.txt", seq=7)
+    assert report.heads.tokens == ("[CLS]", "a", "b", "c", "[SEP]")
 
 
 def test_what_cannot_be_done_is_said_before_anything_is_run(users_folder):

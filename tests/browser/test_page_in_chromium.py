@@ -236,6 +236,25 @@ def test_what_is_not_a_number_stands_last_either_way(open_page, report):
         assert texts_of(page, "#statistics tbody tr td:nth-child(3)")[-2:] == ["–", "–"]
 
 
+def test_a_score_that_no_query_has_is_a_dash_without_a_shade_and_stands_last(open_page, report):
+    heads = [
+        replace(head, roles=(*head.roles[:1], replace(head.roles[1], score=None, holds=False), *head.roles[2:]))
+        if head.head == 1
+        else head
+        for head in report.heads.heads
+    ]
+    page = open_page(replace(report, heads=replace(report.heads, heads=tuple(heads))))
+    page.locator("#shade").select_option("Role: next token")
+    assert [text == "–" for text in texts_of(page, "#grid .value")] == [False, True, False] * 2
+    assert page.locator("#grid .value").nth(1).evaluate("cell => cell.style.backgroundColor") == ""
+    column = page.locator("#statistics thead button", has_text="next token")
+    for _ in range(2):
+        column.click()
+        assert texts_of(page, "#statistics tbody tr td:nth-child(10)")[-2:] == ["–", "–"]
+    page.locator("#grid .cell").nth(1).click()
+    assert page.locator("#head-scores dd").nth(1).text_content() == "–"
+
+
 def test_the_button_turns_the_colours_over_and_the_maps_with_them(open_page, report):
     page = open_page(report, color_scheme="light")
     paper = "getComputedStyle(document.body).backgroundColor"

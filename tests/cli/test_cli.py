@@ -105,3 +105,37 @@ def test_the_module_runs_as_the_command_does():
     result = run("count", "gpt2", "--json")
     assert result.returncode == 0
     assert json.loads(result.stdout)["parameters"]["total"] == 124_439_808
+
+
+def test_the_version_is_printed(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.split()[0] == "headwise"
+
+
+def test_help_lists_presets_and_devices(capsys):
+    assert main(["count", "--help"]) == 0
+    assert "mistral-nemo-12b" in capsys.readouterr().out.replace("\n", "").replace("  ", "")
+    assert main(["report", "--help"]) == 0
+    assert "rtx-4090" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["count", "gpt2"], ["count", "gpt2", "--json"], ["explain"], ["--help"]])
+def test_a_terminal_that_knows_only_ascii_and_one_that_is_full_get_no_traceback(words):
+    ascii_only = run(*words, env={"PYTHONIOENCODING": "ascii", "PATH": "/usr/bin:/bin"})
+    assert (ascii_only.returncode, ascii_only.stderr) == (0, "")
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        command = [sys.executable, "-m", "headwise.cli", *words]
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert result.returncode == 2
+    assert result.stderr == "headwise: the answer cannot be written: No space left on device\n"
+
+
+def test_a_file_that_is_no_page_is_never_replaced(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = '{"model_type": "gpt2"}'
+    Path("model.json").write_text(config, encoding="utf-8")
+    assert main(["report", "model.json", "--out", "model.json"]) == 2
+    assert "earlier page only" in capsys.readouterr().err
+    assert Path("model.json").read_text(encoding="utf-8") == config
+    assert main(["report", "model.json", "--out", "page.html"]) == 0
+    assert main(["report", "model.json", "--out", "page.html", "--batch", "2"]) == 0

@@ -41,6 +41,14 @@ def test_value_width_follows_the_key_width():
         ({"scale": float("inf")}, "scale must be a finite number; got inf"),
         ({"scale": 10**400}, "scale must be a finite number"),
         ({"projection_bias": "all"}, "projection_bias must be True, False or \"qkv\"; got 'all'"),
+        ({"projection_bias": 0}, 'projection_bias must be True, False or "qkv"; got 0'),
+        ({"projection_bias": 1.0}, 'projection_bias must be True, False or "qkv"; got 1.0'),
+        ({"qk_norm": "no"}, "qk_norm must be True or False; got 'no'"),
+        ({"qk_norm": 1}, "qk_norm must be True or False; got 1"),
+        ({"qk_norm_eps": 0}, "qk_norm_eps must be positive; got 0"),
+        ({"qk_norm_eps": "1e-6"}, "qk_norm_eps must be a finite number; got '1e-6'"),
+        ({"position": "rope"}, "position must be of type Rotary; got 'rope'"),
+        ({"mask": "causal"}, "mask of a layer must be a structural mask.*got 'causal'"),
         ({"mask": None}, "mask of a layer must be a structural mask"),
         ({"head_dim": 3, "position": Rotary()}, "head_dim must be even for rotary positions.*got 3"),
     ],
@@ -61,10 +69,17 @@ def test_the_rotary_pairing_is_one_of_two():
         Rotary(pairing="both")
 
 
-def test_an_unknown_setting_is_named_with_those_there_are():
-    with pytest.raises(ConfigError, match="no setting 'n_heads'; it has embed_dim, num_heads"):
-        AttentionConfig.from_keywords(embed_dim=8, n_heads=2)
-    assert AttentionConfig.from_keywords(embed_dim=8, num_heads=2) == AttentionConfig(embed_dim=8, num_heads=2)
+def test_none_asks_for_the_default():
+    given = AttentionConfig.from_keywords(embed_dim=8, num_heads=2, num_kv_heads=None, head_dim=None, scale=None)
+    assert given == AttentionConfig(embed_dim=8, num_heads=2)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "text"), [(5, "scaling must be a string; got 5"), ("", "scaling must not be empty")]
+)
+def test_the_rotary_scaling_is_a_name(scaling, text):
+    with pytest.raises(ConfigError, match=text):
+        Rotary(scaling=scaling)
 
 
 def test_equal_layers_compare_and_hash_equal():

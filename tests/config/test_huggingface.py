@@ -1,3 +1,4 @@
+import itertools
 import re
 import time
 import tracemalloc
@@ -277,8 +278,30 @@ REFUSED = [
     ("bert", {"vocab_size": True}, "vocab_size must be a whole number; got True"),
     ("bert", {"vocab_size": 0}, "vocab_size must be between 1 and"),
     ("bert", {"intermediate_size": -3072}, "intermediate_size must be between 1 .*; got -3072"),
-    ("bert", {"num_attention_heads": 7}, "embed_dim must be a multiple of num_heads.*got 768 and 7"),
-    ("llama", {"num_key_value_heads": 5}, "num_heads must be a multiple of num_kv_heads.*got 32 and 5"),
+    (
+        "bert",
+        {"hidden_size": 100, "num_attention_heads": 12},
+        "hidden_size must be a multiple of num_attention_heads; got 100 and 12$",
+    ),
+    ("gpt2", {"n_embd": 100}, "n_embd must be a multiple of n_head; got 100 and 12$"),
+    ("gpt2", {"hidden_size": 100}, "hidden_size must be a multiple of n_head; got 100 and 12$"),
+    ("gpt2", {"num_attention_heads": 7}, "n_embd must be a multiple of num_attention_heads; got 768 and 7$"),
+    ("gpt2", {"n_embd": 10**9, "n_head": 8}, "n_embd must be between 1 and 536870911; got 1000000000"),
+    ("gpt2", {"num_hidden_layers": 0}, "num_hidden_layers must be between 1 and 10000; got 0"),
+    (
+        "llama",
+        {"hidden_size": 100},
+        r"hidden_size must be a multiple of num_attention_heads; got 100 and 32 \(or give head_dim\)",
+    ),
+    (
+        "llama",
+        {"num_key_value_heads": 5},
+        "num_attention_heads must be a multiple of num_key_value_heads; got 32 and 5$",
+    ),
+    ("bert", {"layer_norm_eps": -1}, "layer_norm_eps must be positive; got -1"),
+    ("gpt2", {"layer_norm_epsilon": 0}, "layer_norm_epsilon must be positive; got 0"),
+    ("qwen3", {"rms_norm_eps": -1e-6}, "rms_norm_eps must be positive; got -1e-06"),
+    ("bert", {"hidden_act": ""}, "hidden_act must not be empty"),
     ("llama", {"num_hidden_layers": 10**9}, "num_hidden_layers must be between 1 and 10000; got 1000000000"),
     ("gpt2", {"n_layer": 10**9}, "n_layer must be between 1 and 10000"),
     ("llama", {"hidden_size": 10**5000}, "hidden_size must be between .*thousands of digits"),
@@ -287,15 +310,24 @@ REFUSED = [
     ("llama", {"attention_bias": "yes"}, "attention_bias must be true or false; got 'yes'"),
     ("llama", {"hidden_act": 3}, "hidden_act must be a string; got 3"),
     ("llama", {"dtype": "float7"}, "dtype must be one of .*; got 'float7'"),
-    ("llama", {"torch_dtype": 16}, "dtype must be a string; got 16"),
+    ("llama", {"torch_dtype": 16}, "torch_dtype must be a string; got 16"),
+    ("bert", {"torch_dtype": "float7"}, "torch_dtype must be one of .*; got 'float7'"),
     ("llama", {"rope_scaling": "yarn"}, "rope_scaling must be an object with keys; got 'yarn'"),
-    ("llama", {"rope_scaling": {"type": "spiral"}}, "rope_type must be one of .*; got 'spiral'"),
-    ("llama", {"rope_parameters": {"rope_theta": -1}}, "theta must be positive; got -1"),
-    ("llama", {"rope_parameters": {"full_attention": {}}}, "one set of values for all layers"),
-    ("llama", {"head_dim": 5}, "head_dim must be even for rotary"),
+    ("llama", {"rope_scaling": {"type": "spiral"}}, "type in rope_scaling must be one of .*; got 'spiral'"),
+    ("llama", {"rope_parameters": {"rope_theta": -1}}, "rope_theta must be positive; got -1"),
+    ("llama", {"rope_theta": 0}, "rope_theta must be positive; got 0"),
+    ("llama", {"rope_parameters": {"full_attention": {}}}, "rope_parameters must be one set of values for all layers"),
+    ("llama", {"rope_scaling": {"full_attention": {}}}, "rope_scaling must be one set of values for all layers"),
+    ("llama", {"rope_parameters": {"rope_type": 3}}, "rope_type in rope_parameters must be one of .*; got 3"),
+    ("llama", {"head_dim": 5}, "head_dim must be even for rotary.*; got 5"),
+    (
+        "llama",
+        {"hidden_size": 96},
+        "head_dim must be even .*; it is missing, and hidden_size / num_attention_heads is 96 / 32 = 3",
+    ),
     ("mistral", {"sliding_window": 0}, "sliding_window must be between 1"),
     ("mixtral", {"num_local_experts": 1}, "num_local_experts must be between 2"),
-    ("mixtral", {"num_experts_per_tok": 9}, "num_active_experts must not exceed num_experts; got 9 and 8"),
+    ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok must be between 1 and 8; got 9"),
     ("qwen3", {"layer_types": ["full_attention"] * 31}, "layer_types must name each of the 32 layers; got 31"),
     ("qwen3", {"num_hidden_layers": 1, "layer_types": ["linear"]}, "layer_types must hold .*; got 'linear'"),
     ("qwen3", {"num_hidden_layers": 1, "layer_types": ["sliding_attention"]}, "use_sliding_window must be true"),
@@ -375,7 +407,35 @@ def test_any_value_for_any_key_ends_in_a_config_or_in_one_short_line_at_once(fam
                 text = str(error)
                 assert "\n" not in text
                 assert len(text) < 700, text
+                assert not OUR_WORDS.search(text), text
     assert time.perf_counter() - started < 20
+
+
+# fields of our configs that no config.json has under the same name, but for "head_dim" and "num_experts" of Mixtral
+OUR_WORDS = re.compile(
+    r"\b(embed_dim|num_heads|num_kv_heads|v_head_dim|hidden_dim|activation|norm_eps|qk_norm_eps|dropout_p|theta|scaling|"
+    r"num_active_experts|num_outputs|max_positions|position_table_size|num_token_types|number of layers)\b"
+)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sizes_that_contradict_one_another_are_told_in_the_words_of_the_file(family):
+    defaults = {key: value for key, value in CONFIG_CLASSES[family]().to_dict().items() if isinstance(value, int)}
+    sizes = [key for key in defaults if not isinstance(defaults[key], bool)]
+    refused = 0
+    for first, second in itertools.combinations(sizes, 2):
+        for one, other in ((1, 7), (7, 1), (10**9, 3), (3, 10**9), (12, 12)):
+            try:
+                read_config({"model_type": family, first: one, second: other}, name="m")
+            except ConfigError as error:
+                refused += 1
+                assert not OUR_WORDS.search(str(error)), error
+    assert refused > 10
+
+
+def test_every_norm_of_a_family_has_the_epsilon_of_the_file():
+    block = read("qwen3", rms_norm_eps=1e-5).blocks[0]
+    assert (block.norm_eps, block.attention.qk_norm_eps) == (1e-5, 1e-5)
 
 
 def test_the_defaults_name_no_key_that_transformers_has_dropped():

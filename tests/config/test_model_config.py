@@ -1,8 +1,8 @@
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
-from headwise.config.attention import AttentionConfig
+from headwise.config.attention import AttentionConfig, Rotary
 from headwise.config.model import MAX_LAYERS, BlockConfig, FeedForwardConfig, ModelConfig, OutputHead
 from headwise.errors import ConfigError
 
@@ -36,6 +36,16 @@ def test_block_groups_count_layers_that_share_one_object():
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
+        ({"name": 3}, "name must be of type str; got 3"),
+        ({"model_type": None}, "model_type must be of type str; got None"),
+        ({"kind": ["decoder"]}, "kind of a model must be"),
+        ({"embedding_norm": 1}, "embedding_norm must be True or False; got 1"),
+        ({"final_norm": None}, "final_norm must be True or False; got None"),
+        ({"pooler": "yes"}, "pooler must be True or False; got 'yes'"),
+        ({"head": "lm"}, "head must be of type OutputHead; got 'lm'"),
+        ({"blocks": [block()]}, r"blocks must be of type tuple; got \[BlockConfig"),
+        ({"blocks": 2}, "blocks must be of type tuple; got 2"),
+        ({"blocks": (block(), 2)}, "layer 1 must be of type BlockConfig; got 2"),
         ({"blocks": ()}, "number of layers must be between 1"),
         ({"blocks": (block(),) * (MAX_LAYERS + 1)}, "number of layers must be between 1 and 10000; got 10001"),
         ({"blocks": (block(), block(8))}, "every layer must have the model's embed_dim 6; layer 1 has 8"),
@@ -56,6 +66,10 @@ def test_a_model_that_cannot_be_is_refused(changes, text):
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
+        ({"attention": 3}, "attention must be of type AttentionConfig; got 3"),
+        ({"feed_forward": None}, "feed_forward must be of type FeedForwardConfig; got None"),
+        ({"norm_eps": -1}, "norm_eps must be positive; got -1"),
+        ({"norm_eps": 0.0}, "norm_eps must be positive; got 0.0"),
         ({"norm": "batchnorm"}, 'norm must be "layernorm" or "rmsnorm"; got \'batchnorm\''),
         ({"norm_placement": "mid"}, 'norm_placement must be "pre" or "post"; got \'mid\''),
         ({"norm_eps": "small"}, "norm_eps must be a finite number"),
@@ -65,6 +79,45 @@ def test_a_model_that_cannot_be_is_refused(changes, text):
 def test_a_block_that_cannot_be_is_refused(changes, text):
     with pytest.raises(ConfigError, match=text):
         replace(block(), **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"activation": 5}, "activation must be a string; got 5"),
+        ({"activation": ""}, "activation must not be empty"),
+        ({"gated": "no"}, "gated must be True or False; got 'no'"),
+        ({"bias": 0}, "bias must be True or False; got 0"),
+        ({"hidden_dim": 0}, "hidden_dim must be between 1"),
+    ],
+)
+def test_a_feed_forward_that_cannot_be_is_refused(changes, text):
+    with pytest.raises(ConfigError, match=text):
+        FeedForwardConfig(**{"embed_dim": 6, "hidden_dim": 7, **changes})
+
+
+@pytest.mark.parametrize("name", ["per_token", "tied", "bias", "transform"])
+def test_a_choice_of_a_head_is_true_or_false(name):
+    with pytest.raises(ConfigError, match=f"{name} must be True or False; got 1"):
+        OutputHead(kind="classifier", num_outputs=2, **{name: 1})
+
+
+EVERY_CONFIG = (
+    Rotary(),
+    block().attention,
+    block().feed_forward,
+    block(),
+    OutputHead(kind="classifier", num_outputs=2),
+    model(),
+)
+
+
+@pytest.mark.parametrize(
+    ("config", "name"), [(config, field.name) for config in EVERY_CONFIG for field in fields(config)]
+)
+def test_no_field_of_any_config_takes_an_object_of_no_use(config, name):
+    with pytest.raises(ConfigError, match=r"\b(must be|must not)\b"):
+        replace(config, **{name: object()})
 
 
 def test_no_more_experts_are_active_than_there_are():

@@ -11,8 +11,10 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headwise.cost.flop_counter import FlopCounter, count_flops
+from headwise.masks.data import KeyPadding
 from headwise.masks.patterns import Causal, Full, SlidingWindow
 from headwise.nn.multihead import MultiHeadAttention
+from headwise.ops.attention import attention
 
 MODES = {"train": nullcontext, "eval": nullcontext, "no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
 
@@ -477,3 +479,41 @@ def test_our_own_layer_attends_to_the_pairs_that_its_mask_counts(mask, mode):
     projections = B * T * (2 * 24 * 24 + 2 * 24 * 12)
     assert count.dense == 2 * (projections + B * 4 * T * T * 2 * 6)
     assert count.attended == 2 * (projections + mask.count_pairs(T, T, batch_size=B, num_heads=4) * 2 * 6)
+
+
+OUR_MASKS = {
+    "causal": Causal(),
+    "window": SlidingWindow(2),
+    "not causal": ~Causal(),
+    "nothing": ~Full(),
+    "some texts empty": KeyPadding(torch.tensor([0, 2])),
+    "all texts empty": KeyPadding(torch.tensor([0, 0])),
+    "left padding": KeyPadding(torch.tensor([0, 1]), side="left", padded_len=2),
+    "causal and empty texts": Causal() & KeyPadding(torch.tensor([0, 2])),
+    "window and empty texts": SlidingWindow(2) & KeyPadding(torch.tensor([0, 2])),
+    "window or empty texts": SlidingWindow(2) | KeyPadding(torch.tensor([0, 2])),
+}
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.1])
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
+@pytest.mark.parametrize(("query_len", "key_len"), [(4, 2), (3, 40), (1, 40), (5, 5)])
+@pytest.mark.parametrize("name", OUR_MASKS)
+def test_our_attention_counts_its_masks_pairs_and_the_full_square(name, query_len, key_len, num_kv_heads, dropout_p):
+    mask = OUR_MASKS[name]
+    query, key = torch.randn(2, 4, query_len, 8), torch.randn(2, num_kv_heads, key_len, 8)
+    count = count_flops(attention, query, key, key, mask=mask, dropout_p=dropout_p)
+    per_pair = 2 * (8 + 8)
+    assert count.dense == per_pair * 2 * 4 * query_len * key_len
+    assert count.attended == per_pair * mask.count_pairs(query_len, key_len, batch_size=2, num_heads=4)
+
+
+def test_a_causal_query_before_the_first_key_attends_to_nothing():
+    query, key = torch.randn(1, 1, 4, 8), torch.randn(1, 1, 2, 8)
+    assert count_flops(attention, query, key, key, mask=Causal()).attended == 3 * 2 * 2 * 8
+
+
+def test_an_empty_text_of_our_layer_costs_its_projections_alone():
+    layer = MultiHeadAttention(16, 2)
+    count = count_flops(layer, torch.randn(2, 6, 16), mask=KeyPadding(torch.tensor([0, 6])))
+    assert count.attended == 2 * (2 * 6 * 4 * 16 * 16 + 6 * 6 * 2 * 16) == 26_880

@@ -39,6 +39,12 @@ def test_all_three_answers_occur_in_order_as_the_peak_grows(device):
     assert answers == sorted(answers, key=order.index)
 
 
+@pytest.mark.parametrize("device", [DEVICES["t4"], CPU], ids=lambda device: device.name)
+def test_holes_between_blocks_may_take_12_percent_of_the_peak(device):
+    holes = next(part for part in unmodelled(10_000, device) if "holes" in part.what)
+    assert (holes.low_bytes, holes.high_bytes) == (0, 1200)
+
+
 @given(device=st.sampled_from(EVERY_DEVICE), peak_bytes=st.integers(0, 2**50))
 def test_every_bound_is_a_range(device, peak_bytes):
     for part in unmodelled(peak_bytes, device):

@@ -4,7 +4,7 @@ import transformers
 from torch import nn
 
 from headwise.errors import ModelError
-from headwise.inspection.capture import capture, open_reader
+from headwise.inspection.capture import open_reader
 from headwise.masks.data import KeyPadding
 from headwise.masks.patterns import Causal
 from headwise.nn.multihead import MultiHeadAttention
@@ -24,8 +24,9 @@ def read(model, inputs):
         visible.append(torch.cat([block.visible for block in blocks], dim=2))
         real.append(layer.real_tokens)
 
-    notes = capture(model, inputs, observer)
-    return weights, visible, real, notes
+    reader = open_reader(model, inputs)
+    reader.read(inputs, observer)
+    return weights, visible, real, reader.notes
 
 
 def tiny_bert(cls=transformers.BertModel, **settings):
@@ -176,6 +177,42 @@ def test_every_part_of_a_model_has_its_training_flag_again():
         assert False in flags
 
 
+@pytest.mark.parametrize("kind", ["interface", "eager", "ours", "torch"])
+def test_a_model_in_training_is_read_in_eval_mode(kind):
+    make, inputs = {
+        "interface": (lambda: tiny_bert(hidden_dropout_prob=0.5), {"input_ids": IDS}),
+        "eager": (tiny_bloom_with_dropout, {"input_ids": IDS}),
+        "ours": (Dropping, (hidden(),)),
+        "torch": (lambda: nn.TransformerEncoder(torch_layer(), 2, enable_nested_tensor=False), (hidden(),)),
+    }[kind]
+    model = make()
+    in_eval, _, _, _ = read(model.eval(), inputs)
+    in_training, _, _, _ = read(model.train(), inputs)
+    torch.testing.assert_close(in_training, in_eval, rtol=0, atol=0)
+
+
+def tiny_bloom_with_dropout():
+    config = transformers.BloomConfig(
+        vocab_size=VOCAB, hidden_size=8, n_head=2, n_layer=2, initializer_range=0.5, hidden_dropout=0.5
+    )
+    return transformers.BloomForCausalLM(config)
+
+
+def torch_layer():
+    return nn.TransformerEncoderLayer(WIDTH, HEADS, dim_feedforward=5, dropout=0.5, batch_first=True)
+
+
+class Dropping(nn.Module):
+    """Dropout before one of our layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout, self.attention = nn.Dropout(0.5), MultiHeadAttention(WIDTH, HEADS)
+
+    def forward(self, x):
+        return self.attention(self.dropout(x))
+
+
 def test_no_gradient_is_recorded():
     weights, _, _, _ = read(Stack(), (hidden().requires_grad_(),))
     assert not weights[0].requires_grad
@@ -240,7 +277,7 @@ def test_our_own_layers_show_what_torchs_own_would_with_the_same_parameters(impl
     assert not model.first._forward_pre_hooks
 
 
-def test_our_own_cross_attention_is_not_shown():
+def test_our_own_cross_attention_is_not_shown_and_a_note_says_so():
     class Cross(nn.Module):
         def __init__(self):
             super().__init__()
@@ -251,7 +288,9 @@ def test_our_own_cross_attention_is_not_shown():
 
     model = Cross()
     memory = torch.randn(2, 5, WIDTH)
-    assert len(read(model, (hidden(), memory))[0]) == 1
+    weights, _, _, notes = read(model, (hidden(), memory))
+    assert len(weights) == 1
+    assert notes == ("Cross-attention is left out: 1 layer that reads the keys of another text.",)
     with pytest.raises(ModelError, match="in one forward pass of MultiHeadAttention none did"):
         read(model.other, (hidden(), memory))
 
@@ -262,6 +301,15 @@ def test_a_module_with_torchs_layers_is_read():
     with torch.no_grad():
         _, expected = block.eval().self_attn(hidden(), hidden(), hidden(), average_attn_weights=False)
     torch.testing.assert_close(weights[0], expected, rtol=0, atol=1e-6)
+
+
+def test_torchs_cross_attention_is_not_shown_and_a_note_says_so():
+    decoder = nn.TransformerDecoder(
+        nn.TransformerDecoderLayer(WIDTH, HEADS, dim_feedforward=5, batch_first=True), num_layers=2
+    )
+    weights, _, _, notes = read(decoder, (hidden(), torch.randn(2, 5, WIDTH)))
+    assert len(weights) == 2
+    assert notes == ("Cross-attention is left out: 2 layers that read the keys of another text.",)
 
 
 def test_other_modules_are_refused_with_what_is_supported():

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from headwise.inspection.capture import capture
+from headwise.inspection.capture import open_reader
 from headwise.inspection.default_text import default_texts
 from headwise.inspection.inspect import inspect_texts
 
@@ -52,7 +52,7 @@ def test_captured_weights_of_a_padded_batch_equal_those_of_eager_mode(checkpoint
     def observer(number, layer):
         captured[number] = torch.cat([block.weights for block in layer.blocks()], dim=2)
 
-    capture(model, dict(batch), observer)
+    open_reader(model, dict(batch)).read(dict(batch), observer)
     model.set_attn_implementation("eager")
     try:
         with torch.no_grad():

@@ -9,7 +9,7 @@ from tokenizers import models, pre_tokenizers, processors
 from torch import nn
 
 from headwise.errors import ModelError, TextError
-from headwise.inspection.inspect import inspect_ids, inspect_inputs, inspect_texts
+from headwise.inspection.inspect import inspect_inputs, inspect_texts
 from headwise.inspection.maps import weights_to_bytes
 from headwise.integrations import layer_weights
 from headwise.masks.data import KeyPadding
@@ -68,7 +68,8 @@ def assert_same_heads(heads, expected, *, tolerance):
         for name in ("entropy", "normalized_entropy", "sparsity", "distance", "sink_mass", "max_weight"):
             assert getattr(head, name) == pytest.approx(getattr(other, name), abs=tolerance), name
         for role, other_role in zip(head.roles, other.roles, strict=True):
-            assert role.score == pytest.approx(other_role.score, abs=tolerance), role.name
+            assert (role.score is None) == (other_role.score is None), role.name
+            assert role.score is None or role.score == pytest.approx(other_role.score, abs=tolerance), role.name
 
 
 TEXTS = ["a b c d e f g h", "i j", "k l m n a"]
@@ -111,10 +112,10 @@ def test_ids_padded_on_either_side_equal_the_texts_alone(side):
     for row, text in enumerate(texts):
         place = slice(9 - len(text), 9) if side == "left" else slice(0, len(text))
         ids[row, place], mask[row, place] = torch.tensor(text), 1
-    batched = inspect_ids(model, ids, mask)
-    alone = [inspect_ids(model, torch.tensor([text])) for text in texts]
+    batched = inspect_inputs(model, {"input_ids": ids, "attention_mask": mask}, real_tokens=mask.bool())
+    alone = [inspect_inputs(model, {"input_ids": torch.tensor([text])}) for text in texts]
     assert batched.is_causal
-    assert batched.tokens == ("4", "5", "6", "7", "8")
+    assert batched.tokens == ("0", "1", "2", "3", "4")
     for number, head in enumerate(batched.heads):
         entropy = sum(len(text) * one.heads[number].entropy for text, one in zip(texts, alone, strict=True)) / 14
         assert head.entropy == pytest.approx(entropy, abs=1e-5)
@@ -192,12 +193,12 @@ def test_a_tiny_text_comes_with_a_warning():
     assert any("say little" in note for note in inspect_texts(bert(), tokenizer(), ["a b"]).notes)
 
 
-def test_separators_of_ids_are_those_that_the_caller_names():
-    model, ids = bert(), torch.tensor([[1, 4, 5, 2, 6, 7, 2]])
-    with_separators = inspect_ids(model, ids, separator_ids=[2], tokens=list("abcdefg"))
-    assert with_separators.tokens == tuple("abcdefg")
-    assert with_separators.heads[0].roles[4].score > 0
-    assert inspect_ids(model, ids).heads[0].roles[4].score == 0
+def test_inputs_have_the_words_that_the_caller_gives_and_no_separators():
+    result = inspect_inputs(bert(), {"input_ids": torch.tensor([[1, 4, 5, 2, 6, 7, 2]])}, tokens=list("abcdefg"))
+    assert result.tokens == tuple("abcdefg")
+    separator = result.heads[0].roles[4]
+    assert (separator.name, separator.score, separator.holds) == ("separator", None, False)
+    assert json.loads(json.dumps(separator.to_dict()))["score"] is None
 
 
 def test_the_result_is_plain_json_without_its_maps():
@@ -269,7 +270,8 @@ def test_bad_requests_are_refused():
         inspect_texts(model, tokenizer(), TEXTS, window=17)
     with pytest.raises(TextError, match="show must be the number of a text, from 0 to 2; got 3"):
         inspect_texts(model, tokenizer(), TEXTS, show=3)
+    ids = {"input_ids": torch.tensor([[4, 5], [6, 7]])}
     with pytest.raises(TextError, match="text 2 of 2 is all padding"):
-        inspect_ids(model, torch.tensor([[4, 5], [6, 7]]), torch.tensor([[1, 1], [0, 0]]))
+        inspect_inputs(model, ids, real_tokens=torch.tensor([[True, True], [False, False]]))
     with pytest.raises(TextError, match="a word for each of the 2 tokens that are shown; got 3"):
-        inspect_ids(model, torch.tensor([[4, 5]]), tokens=["a", "b", "c"])
+        inspect_inputs(model, ids, tokens=["a", "b", "c"])

@@ -67,7 +67,7 @@ def test_after_left_padding_the_first_token_is_the_first_real_one():
 def test_a_causal_head_has_no_next_token():
     causal = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
     roles = scores_of(one_hot([0, *range(10)]), visible=causal)
-    assert (roles["next token"].score, roles["next token"].holds) == (0.0, False)
+    assert (roles["next token"].score, roles["next token"].holds) == (None, False)
     assert roles["previous token"].score == 1.0
 
 
@@ -75,6 +75,16 @@ def test_a_query_without_a_choice_says_nothing_about_the_head():
     causal = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
     roles = scores_of(one_hot([0] * 11), visible=causal)  # query 0 must read itself
     assert roles["self"].score == 0.0
+
+
+def test_a_role_that_a_query_has_but_never_plays_scores_0_and_one_that_none_has_is_no_number():
+    roles = scores_of(one_hot(EXAMPLES["self"]))
+    assert (roles["previous token"].score, roles["separator"].score) == (0.0, None)
+    alone = torch.zeros(1, TOKENS, dtype=torch.bool)
+    alone[0, 0] = True
+    roles = scores_of(one_hot([0] * 11), real=alone)
+    assert {role.score for role in roles.values()} == {None}
+    assert not any(role.holds for role in roles.values())
 
 
 def test_several_separators_share_one_role():

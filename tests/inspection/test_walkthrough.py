@@ -38,6 +38,11 @@ def test_the_two_token_example_has_the_numbers_that_pencil_and_paper_give():
     close(example["output"].values, [[1.0, 0.8930], [1.0, 0.8044]])
 
 
+def test_a_step_that_there_is_not_is_a_key_error_with_those_there_are():
+    with pytest.raises(KeyError, match=r"there is no step 'nope'; there are x, w_q, .*, output"):
+        explain_example()["nope"]
+
+
 def test_steps_come_in_the_order_in_which_they_are_computed():
     names = [step.name for step in walk_through(X, W_Q, W_K, W_V, W_O, num_heads=2, mask=Causal()).steps]
     assert names == [
@@ -93,7 +98,8 @@ def test_a_scale_that_is_given_is_used():
         ({"w_k": matrix(7, 4, 0)}, "w_q and w_k must have as many columns; got 6 and 4"),
         ({"w_o": matrix(9, 3, 0)}, "w_o must have a row for each of the 10 columns of w_v; got 9"),
         ({"num_heads": 4}, "the columns of w_q must divide into 4 heads of the same size; got 6"),
-        ({"num_heads": 0}, "num_heads must be a whole number of at least 1; got 0"),
+        ({"num_heads": 0}, "num_heads must be between 1 and .*; got 0"),
+        ({"num_heads": True}, "num_heads must be a whole number; got True"),
         ({"x": [[1.0], [1.0, 2.0]]}, "x must be a matrix: rows of the same length"),
         ({"x": []}, "x must be a matrix: rows of the same length, at least one"),
         ({"x": [[math.nan] * 7]}, "x must hold finite numbers"),

@@ -29,7 +29,9 @@ MASKS = {
     "striped by head": lambda key_len: Striped(),
     "not causal": lambda key_len: ~Causal(),
     "right padding": lambda key_len: KeyPadding(torch.tensor([key_len, 0, key_len // 2])),
-    "left padding": lambda key_len: KeyPadding(torch.tensor([key_len, 0, key_len // 2]), side="left"),
+    "left padding": lambda key_len: KeyPadding(
+        torch.tensor([key_len, 0, key_len // 2]), side="left", padded_len=key_len
+    ),
     "causal and padding": lambda key_len: Causal() & KeyPadding(torch.tensor([key_len, 0, key_len // 2])),
 }
 

@@ -1,14 +1,20 @@
 import pytest
 import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from headwise.masks.data import KeyPadding
 from headwise.masks.patterns import Causal, Full
+from headwise.ops import sdpa
 from headwise.ops.attention import attention
 
 # Every mask with the queries (batch row, query) that it leaves without a key, for 5 queries and 3 keys.
 SPELLINGS = {
     "padding": (lambda: KeyPadding(torch.tensor([3, 0, 2])), [(1, i) for i in range(5)]),
-    "left padding": (lambda: KeyPadding(torch.tensor([3, 0, 2]), side="left"), [(1, i) for i in range(5)]),
+    "left padding": (
+        lambda: KeyPadding(torch.tensor([3, 0, 2]), side="left", padded_len=3),
+        [(1, i) for i in range(5)],
+    ),
     "causal, more queries than keys": (Causal, [(b, i) for b in range(3) for i in range(2)]),
     "causal and padding": (
         lambda: Causal() & KeyPadding(torch.tensor([3, 0, 2])),
@@ -36,6 +42,56 @@ def test_a_query_without_a_key_gives_zero_whatever_it_holds(spelling, content, i
     for b, i in empty:
         assert not query.grad[b, :, i].any()
     assert not output.isnan().any()
+
+
+class RecordMasks(TorchFunctionMode):
+    """Keeps the mask of each call of torch's kernels."""
+
+    def __init__(self):
+        super().__init__()
+        self.masks = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is functional.scaled_dot_product_attention:
+            self.masks.append(kwargs["attn_mask"])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("v_head_dim", [5, 7])
+def test_devices_whose_kernels_may_give_nan_get_the_same(spelling, v_head_dim, dtype, make_inputs, monkeypatch):
+    make, empty = SPELLINGS[spelling]
+    results = []
+    for devices in (("cpu",), ()):
+        monkeypatch.setattr(sdpa, "ZERO_WITHOUT_A_KEY", devices)
+        inputs = [tensor.requires_grad_() for tensor in make_inputs(5, 3, dtype, v_head_dim=v_head_dim)]
+        with RecordMasks() as record:
+            output = attention(*inputs, mask=make(), impl="sdpa").output
+        assert record.masks[0].any(-1).all() == (devices == ())  # there no row comes without a key
+        output.square().sum().backward()
+        assert not any(output[b, :, i].any() for b, i in empty)
+        results.append([output, *(tensor.grad for tensor in inputs)])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=64 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("dropout_p", "v_head_dim"), [(0.0, 5), (0.0, 7), (0.25, 5)])  # fused; by products, twice
+@pytest.mark.parametrize(("query_len", "key_len"), [(5, 3), (67, 131), (515, 521)])
+def test_torchs_cpu_kernels_give_zero_and_no_gradient_without_a_key(dtype, dropout_p, v_head_dim, query_len, key_len):
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(2, 2, length, size, generator=generator).to(dtype).requires_grad_()
+        for length, size in ((query_len, 5), (key_len, 5), (key_len, v_head_dim))
+    )
+    allowed = torch.ones(2, 1, query_len, key_len, dtype=torch.bool)
+    allowed[0, :, :2] = allowed[1] = False
+    output = functional.scaled_dot_product_attention(query, key, value, attn_mask=allowed, dropout_p=dropout_p)
+    (output.float().square().sum() + output.float().sum()).backward()
+    for found in (output, query.grad):
+        assert not found[0, :, :2].any() and not found[1].any()
+    assert not key.grad[1].any() and not value.grad[1].any()
+    assert all(tensor.isfinite().all() for tensor in (output, query.grad, key.grad, value.grad))
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")  # it says that it is slow

@@ -35,7 +35,7 @@ def test_permuting_heads_permutes_outputs_and_weights(impl, dtype, make_mask_ali
 def test_a_padded_row_alone_without_its_padding_equals_it_in_the_batch(side, impl, dtype, make_inputs, rounding):
     lengths = [7, 1, 4]
     query, key, value = make_inputs(7, 7, dtype)
-    mask = Causal() & KeyPadding(torch.tensor(lengths), side=side)
+    mask = Causal() & KeyPadding(torch.tensor(lengths), side=side, padded_len=7)
     batch = attention(query, key, value, mask=mask, impl=impl).output
     for row, length in enumerate(lengths):
         real = slice(0, length) if side == "right" else slice(7 - length, 7)

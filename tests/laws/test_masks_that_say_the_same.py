@@ -13,7 +13,7 @@ PAIRS = {
     "two opposites cancel": (lambda s: ~(~Causal()), lambda s: Causal()),
     "De Morgan": (lambda s: ~(Causal() & SlidingWindow(2)), lambda s: ~Causal() | ~SlidingWindow(2)),
     "left and right padding of full rows": (
-        lambda s: Causal() & KeyPadding(torch.tensor([s, s, s]), side="left"),
+        lambda s: Causal() & KeyPadding(torch.tensor([s, s, s]), side="left", padded_len=s),
         lambda s: Causal() & KeyPadding(torch.tensor([s, s, s])),
     ),
 }

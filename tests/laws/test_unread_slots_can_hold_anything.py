@@ -14,7 +14,7 @@ class Striped(Mask):
         return (key_index > 0) & ((key_index + head) % 2 == 0)
 
 
-POISONS = [torch.nan, -torch.inf, 1e38, -7.5]
+POISONS = [torch.nan, -torch.inf, 1e38, 1e10, -7.5]
 
 # Query length, key length, keywords, and the slots (batch row, key) that no query may read.
 CASES = {
@@ -23,7 +23,7 @@ CASES = {
     "left padding": (
         5,
         7,
-        lambda: {"mask": Causal() & KeyPadding(torch.tensor([7, 1, 4]), side="left")},
+        lambda: {"mask": Causal() & KeyPadding(torch.tensor([7, 1, 4]), side="left", padded_len=7)},
         {1: range(6), 2: range(3)},
     ),
     "window": (2, 9, lambda: {"mask": SlidingWindow(3)}, {b: range(5) for b in range(3)}),
@@ -68,6 +68,43 @@ def test_what_an_unread_slot_holds_changes_no_bit(case, num_kv_heads, impl, dtyp
         for b, places in slots.items():
             assert not poisoned[2][b, :, list(places)].any()
             assert not poisoned[3][b, :, list(places)].any()
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("num_kv_heads", [2, 6])
+def test_nor_does_it_when_queries_are_huge_and_keys_tiny(case, num_kv_heads, impl, make_inputs):
+    query_len, key_len, make_keywords, slots = CASES[case]
+    query, key, value = make_inputs(query_len, key_len, torch.float32, num_kv_heads=num_kv_heads)
+    query, key = query * 1e30, key * 1e-30
+    clean = run((query, key, value), impl, make_keywords())
+    assert all(tensor.isfinite().all() for tensor in clean)
+    for b, places in slots.items():
+        key[b, :, list(places)] = value[b, :, list(places)] = 1e10
+    poisoned = run((query, key, value), impl, make_keywords())
+    assert all(torch.equal(before, after) for before, after in zip(clean, poisoned, strict=True))
+
+
+@pytest.mark.parametrize("poison", [1e4, -1e30, 1e36])
+@pytest.mark.parametrize("num_kv_heads", [2, 6])
+@pytest.mark.parametrize("v_head_dim", [5, 7])
+def test_a_slot_masked_for_some_queries_can_hold_what_leaves_their_scores_finite(
+    poison, num_kv_heads, v_head_dim, impl, dtype, make_inputs
+):
+    """Key 3 is hidden from the first three queries and read by the last two."""
+    query, key, value = make_inputs(5, 5, dtype, num_kv_heads=num_kv_heads, v_head_dim=v_head_dim)
+    mask = Causal() & KeyPadding(torch.tensor([5, 5, 5]))
+    hidden = slice(0, 3)
+
+    def outputs_and_gradient():
+        leaf = query.clone().requires_grad_()
+        output = attention(leaf, key, value, mask=mask, impl=impl).output[:, :, hidden]
+        output.sum().backward()
+        return output, leaf.grad[:, :, hidden]
+
+    clean = outputs_and_gradient()
+    key[:, :, 3], value[:, :, 3] = poison, poison
+    for before, after in zip(clean, outputs_and_gradient(), strict=True):
+        torch.testing.assert_close(after, before, rtol=0, atol=0)
 
 
 def test_weights_and_logsumexp_do_not_see_an_unread_slot(dtype, make_inputs):

@@ -149,6 +149,7 @@ def test_a_hugging_face_model_from_a_factory_brings_its_config(user_module):
         ("x = 1", "{}:x", "must be an nn.Module"),
         ("def x(width): pass", "{}:x", "requires width"),
         ("def x(): return 3", "{}:x", "returned a int"),
+        ("x = dict", "{}:x", "does not tell its parameters"),
         ("def x(): raise RuntimeError('no\\nluck')", "{}:x", "RuntimeError: no"),
         ("1 / 0", "{}:x", "ZeroDivisionError"),
         ("raise SystemExit(3)", "{}:x", "SystemExit: 3"),

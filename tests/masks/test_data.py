@@ -1,9 +1,11 @@
 import jaxtyping
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from headwise.errors import ConfigError
 from headwise.masks.data import KeyPadding
+from headwise.masks.dense import dense_mask
 from headwise.masks.patterns import Causal
 
 
@@ -17,7 +19,7 @@ def test_right_padding_hides_the_keys_after_each_text():
 
 
 def test_left_padding_hides_the_keys_before_each_text():
-    mask = KeyPadding(torch.tensor([2, 0, 3]), side="left")
+    mask = KeyPadding(torch.tensor([2, 0, 3]), side="left", padded_len=3)
     assert keys_seen(mask, 3, 3) == [[False, True, True], [False] * 3, [True] * 3]
 
 
@@ -27,7 +29,7 @@ def test_left_padding_to_more_than_the_longest_text_is_told():
 
 
 def test_keys_that_a_cache_appends_after_left_padding_are_real():
-    mask = KeyPadding(torch.tensor([1, 3]), side="left")
+    mask = KeyPadding(torch.tensor([1, 3]), side="left", padded_len=3)
     assert keys_seen(mask, 2, 5) == [[False, False, True, True, True], [True] * 5]
 
 
@@ -76,5 +78,36 @@ def test_negative_numbers_are_refused():
         KeyPadding(torch.tensor([1]), side="left", padded_len=-1)
 
 
+def test_left_padding_without_the_length_that_it_pads_to_is_refused():
+    """The longest text alone does not tell: [3, 2] in 6 keys would show the first row its padding."""
+    with pytest.raises(ConfigError, match=r"padded_len must be given for left padding.*got None"):
+        KeyPadding(torch.tensor([3, 2]), side="left")
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_text_longer_than_the_length_it_was_padded_to_is_refused(side):
+    with pytest.raises(ConfigError, match=r"at most padded_len, .*got \[3, 5\] and padded_len 4"):
+        KeyPadding(torch.tensor([3, 5]), side=side, padded_len=4)
+
+
+def test_lengths_without_numbers_are_not_looked_at():
+    with FakeTensorMode():
+        fake = KeyPadding(torch.tensor([3, 2]), side="left", padded_len=6)
+    assert fake.batch_size == KeyPadding(torch.tensor([3, 2], device="meta")).batch_size == 2
+
+
+def test_a_mask_is_on_the_device_of_its_lengths_and_so_is_its_dense_form():
+    meta = KeyPadding(torch.tensor([1, 2], device="meta"))
+    for mask in (meta, Causal() & meta, meta | Causal(), ~meta):
+        assert mask.device == torch.device("meta")
+        dense = dense_mask(mask, batch_size=2, num_heads=3, query_len=2, key_len=2)
+        assert dense.device == torch.device("meta")
+        with pytest.raises(ConfigError, match=r"must hold values for its pairs to be counted.*on the meta device"):
+            mask.count_pairs(2, 2, batch_size=2)
+    assert Causal().device is None and (~Causal() | Causal()).device is None
+    with pytest.raises(ConfigError, match=r"must be on the same device; got KeyPadding.*cpu.*meta"):
+        _ = (KeyPadding(torch.tensor([1, 2])) & meta).device
+
+
 def test_an_empty_batch_is_a_batch():
-    assert KeyPadding(torch.tensor([], dtype=torch.int64), side="left").batch_size == 0
+    assert KeyPadding(torch.tensor([], dtype=torch.int64), side="left", padded_len=0).batch_size == 0

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headwise.config.attention import AttentionConfig
 from headwise.errors import ConfigError
 from headwise.masks.data import KeyPadding
 from headwise.masks.dense import dense_mask
@@ -102,6 +103,25 @@ def test_structural_masks_compare_hash_and_pickle_by_what_they_hold():
     mask = ~(Causal() | SlidingWindow(3))
     assert pickle.loads(pickle.dumps(mask)) == mask
     assert mask.is_structural
+
+
+def test_masks_compare_by_how_they_are_written():
+    assert Causal() & SlidingWindow(3) != SlidingWindow(3) & Causal()
+    assert Causal() & SlidingWindow(3) != Causal() | SlidingWindow(3)
+
+
+def test_a_mask_is_structural_only_if_it_says_so():
+    class Stripes(Mask):
+        def __init__(self, stripes):
+            self.stripes = stripes
+
+    mine = Stripes(torch.tensor([True, False]))
+    for mask in (mine, ~mine, mine & Causal(), Causal() | mine):
+        assert not mask.is_structural
+        with pytest.raises(ConfigError, match="mask of a layer must be a structural mask"):
+            AttentionConfig(embed_dim=8, num_heads=2, mask=mask)
+    for mask in (Full(), Causal(), SlidingWindow(2), ~Causal(), Causal() & SlidingWindow(2), Causal() | Full()):
+        assert mask.is_structural
 
 
 def test_full_and_a_double_negation_vanish():

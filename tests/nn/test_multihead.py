@@ -444,3 +444,37 @@ def test_rotary_positions_across_two_texts_are_refused():
 def test_scaled_rotary_frequencies_are_refused():
     with pytest.raises(UnsupportedError, match=r"unscaled \(scaling=None\).*got 'llama3'"):
         MultiHeadAttention(EMBED, HEADS, position=Rotary(scaling="llama3"))
+
+
+@pytest.mark.parametrize(
+    ("positions", "came"),
+    [
+        (torch.arange(1), r"torch.int64 of shape \(1,\)"),
+        (torch.arange(4), r"torch.int64 of shape \(4,\)"),
+        (torch.zeros(1, LENGTH, dtype=torch.int64), r"torch.int64 of shape \(1, 5\)"),
+        (torch.zeros(BATCH, 1, dtype=torch.int64), r"torch.int64 of shape \(2, 1\)"),
+        (torch.zeros(BATCH, 1, LENGTH, dtype=torch.int64), r"torch.int64 of shape \(2, 1, 5\)"),
+        (torch.arange(LENGTH) * 0.5, r"torch.float32 of shape \(5,\)"),
+        (torch.ones(LENGTH, dtype=torch.bool), r"torch.bool of shape \(5,\)"),
+    ],
+)
+@pytest.mark.usefixtures("without_type_checks")
+def test_positions_that_are_not_one_whole_number_a_token_are_refused(positions, came):
+    layer = MultiHeadAttention(EMBED, HEADS, position=Rotary())
+    with pytest.raises(ConfigError, match=rf"one whole number a token, shape \(5,\) or \(2, 5\); got {came}"):
+        layer(torch.randn(BATCH, LENGTH, EMBED), positions=positions)
+
+
+def test_an_unknown_impl_is_refused_when_the_layer_is_built():
+    with pytest.raises(UnsupportedError, match="impl must be one of reference, sdpa and auto; got 'flash'"):
+        MultiHeadAttention(EMBED, HEADS, impl="flash")
+
+
+@torch.no_grad()
+def test_the_norms_add_their_configs_epsilon_to_the_mean_square():
+    layer = layer_of(qk_norm=True, qk_norm_eps=0.5)
+    assert layer.config.qk_norm_eps == 0.5
+    for norm in (layer.q_norm, layer.k_norm):
+        ones = torch.ones(HEAD_DIM, dtype=torch.float64)
+        torch.testing.assert_close(norm(ones), norm.weight / math.sqrt(1.5), **EXACT)
+    assert MultiHeadAttention.from_config(layer.config).q_norm.eps == 0.5

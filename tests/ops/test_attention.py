@@ -5,6 +5,7 @@ import jaxtyping
 import pytest
 import torch
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headwise.errors import ConfigError, HeadwiseError, UnsupportedError
@@ -129,6 +130,23 @@ def test_the_choice_says_why():
         "math",
         ("flash_cpu is not taken: it has no dropout; got dropout_p = 0.1",),
     )
+
+
+def test_a_single_query_of_grouped_heads_is_packed_and_longer_ones_only_where_a_fused_kernel_then_runs():
+    calls = []
+
+    class Record(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            if func is functional.scaled_dot_product_attention:
+                calls.append((args[0].shape[1:3], kwargs["enable_gqa"]))
+            return func(*args, **(kwargs or {}))
+
+    key = tokens(2, 2, 5, 8)
+    with Record():
+        attention(tokens(2, 6, 1, 8), key, key, mask=Causal())
+        attention(tokens(2, 6, 5, 8), key, key, mask=Causal())
+        attention(tokens(2, 6, 5, 8), key, key, mask=Causal(), dropout_p=0.1)
+    assert calls == [((2, 3), False), ((6, 5), True), ((2, 15), False)]
 
 
 @pytest.mark.parametrize(

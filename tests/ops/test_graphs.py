@@ -20,6 +20,20 @@ padding = KeyPadding(torch.tensor([3, 7]))
 """
 
 CLAIMS = {
+    "one graph around a mask that is made inside": """
+def run(query, key, lengths):
+    right, left = KeyPadding(lengths), KeyPadding(lengths, side="left", padded_len=7)
+    return attention(query, key, key, mask=(Causal() & right) | left).output
+lengths = torch.tensor([3, 7])
+compiled = torch.compile(run, backend="eager", fullgraph=True)
+assert torch.equal(compiled(query, key, lengths), run(query, key, lengths))
+class Padded(torch.nn.Module):
+    def forward(self, query, key, lengths):
+        return run(query, key, lengths)
+program = torch.export.export(Padded(), (query, key, lengths))
+others = torch.tensor([0, 2])
+assert torch.equal(program.module()(query, key, others), run(query, key, others))
+""",
     "one graph without a break": """
 for mask in (None, SlidingWindow(2), Causal() & padding):
     def run(query, key):

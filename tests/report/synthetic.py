@@ -87,7 +87,9 @@ def make_head(layer, head, rows):
         distance=mean([sum(w * abs(q - k) for k, w in enumerate(row)) for q, row in enumerate(rows)]),
         sink_mass=mean([row[0] for row in rows]),
         max_weight=mean([max(row) for row in rows]),
-        roles=tuple(Role(name=n, score=mean(v), holds=mean(v) >= 0.5) for n, v in roles.items()),
+        roles=tuple(
+            Role(name=n, score=mean(v) if v else None, holds=bool(v) and mean(v) >= 0.5) for n, v in roles.items()
+        ),
     )
 
 
@@ -156,6 +158,7 @@ def make_report(heads=None, *, name="all-MiniLM-L6-v2", **changes):
             peak_gap_percent=-0.480,
             kv_cache_bytes=None,
             kv_cache_bytes_per_token=None,
+            kv_cache_dtype=None,
             score_matrix_bytes=1_572_864,
             fit=FitVerdict(
                 fits="yes",

@@ -27,6 +27,7 @@ NO_MEMORY = {
     "peak_gap_percent": None,
     "kv_cache_bytes": None,
     "kv_cache_bytes_per_token": None,
+    "kv_cache_dtype": None,
     "score_matrix_bytes": None,
     "fit": None,
 }
@@ -50,6 +51,10 @@ def test_a_gap_has_a_sign_and_only_zero_is_equal(percent, words):
 
 def test_a_share_is_all_of_it_only_where_it_is():
     assert [format_share(share) for share in (0.0, 0.994, 0.996, 1.0)] == ["0.00", "0.99", "0.996", "1.00"]
+
+
+def test_a_score_that_no_query_has_is_drawn_as_a_dash():
+    assert format_share(None) == "–"
 
 
 def test_a_difference_says_how_many_more_were_predicted():
@@ -108,6 +113,7 @@ def test_memory_shows_the_gaps_that_it_was_given_and_the_moment_of_the_peak():
             "peak_gap_percent": 0.0,
             "kv_cache_bytes": 3 * 2**20,
             "kv_cache_bytes_per_token": 1536,
+            "kv_cache_dtype": "float16",
         }
     )
     rows = {row.label: row for row in memory_rows(section)}
@@ -117,8 +123,8 @@ def test_memory_shows_the_gaps_that_it_was_given_and_the_moment_of_the_peak():
         "equal",
     ]
     assert rows["Peak of the step"].about == "predicted: optimizer step; measured: backward"
-    assert rows["Key/value cache"].predicted.value == "3.0 MiB"
-    assert rows["Key/value cache"].about == "1,536 bytes a token"
+    assert rows["Key/value cache, float16"].predicted.value == "3.0 MiB"
+    assert rows["Key/value cache, float16"].about == "1,536 bytes a token"
 
 
 def test_the_verdict_on_parameters_tells_equal_totals_from_equal_parts():
@@ -142,7 +148,8 @@ def test_the_headlines_are_four_and_say_what_is_not_known(synthetic):
             memory=MemorySection(**NO_MEMORY),
         )
     )
-    assert [line.value for line in empty] == ["unknown", "unknown", "unknown", "not asked"]
+    assert [line.value for line in empty] == ["unknown", "unknown", "unknown", "cannot tell"]
+    assert empty[3].detail == "nothing is predicted without a config"
 
 
 def test_facts_leave_out_what_a_module_does_not_say(synthetic):

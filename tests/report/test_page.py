@@ -87,6 +87,21 @@ def test_predicted_and_measured_stand_side_by_side_with_their_gap(synthetic):
     assert "Jain and Wallace 2019" in words and "Serrano and Smith 2019" in words
 
 
+def test_a_peak_is_called_predicted_only_where_it_is(synthetic):
+    report = synthetic.make_report()
+    assert "Peak, predicted for this device" in words_of(render_page(report))
+    measured_alone = replace(report.memory, predicted=None, saved_gap_percent=None, peak_gap_percent=None)
+    words = words_of(render_page(replace(report, memory=measured_alone)))
+    assert "Peak, measured on this machine" in words and "predicted for this device" not in words
+
+
+def test_the_key_value_cache_names_its_dtype(synthetic):
+    report = synthetic.make_report()
+    memory = replace(report.memory, kv_cache_bytes=3 * 2**20, kv_cache_bytes_per_token=6144, kv_cache_dtype="bfloat16")
+    words = words_of(render_page(replace(report, memory=memory)))
+    assert "Key/value cache, bfloat16 6,144 bytes a token 3.0 MiB 3,145,728" in words
+
+
 def test_sections_without_numbers_show_why(synthetic):
     nothing = {"predicted": None, "counted": None}
     report = synthetic.make_report(
@@ -100,6 +115,7 @@ def test_sections_without_numbers_show_why(synthetic):
             peak_gap_percent=None,
             kv_cache_bytes=None,
             kv_cache_bytes_per_token=None,
+            kv_cache_dtype=None,
             score_matrix_bytes=None,
             fit=None,
             notes=("no memory",),
@@ -111,6 +127,7 @@ def test_sections_without_numbers_show_why(synthetic):
     words = words_of(page)
     for line in ("no config", "no flops", "no memory", "a preset has no weights", "No head was looked at."):
         assert line in words
+    assert "Does it fit? Cannot tell: nothing is predicted without a config." in words
     assert 'id="heads-data"' not in page and "<dialog" not in page
 
 

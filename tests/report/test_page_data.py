@@ -44,6 +44,19 @@ def test_maps_and_statistics_arrive_in_the_order_that_is_announced(synthetic):
         assert base64.b64decode(given_map["weights"]) == map_.weights
 
 
+def test_a_score_that_no_query_has_becomes_null(synthetic):
+    data = json.loads(heads_json(synthetic.make_inspection(1, 1, tokens=("one",))))
+    values = dict(zip((s["label"] for s in data["statistics"]), data["heads"][0]["values"], strict=True))
+    assert values["previous token"] is None and values["self"] == 1.0
+
+
+def test_a_role_that_only_other_heads_were_scored_for_is_null(synthetic):
+    inspection = synthetic.make_inspection(1, 2)
+    without = replace(inspection.heads[1], roles=inspection.heads[1].roles[:-1])
+    data = json.loads(heads_json(replace(inspection, heads=(inspection.heads[0], without))))
+    assert data["heads"][0]["values"][-1] is not None and data["heads"][1]["values"][-1] is None
+
+
 def test_a_number_that_is_not_finite_becomes_null(synthetic):
     inspection = synthetic.make_inspection(1, 1)
     broken = replace(inspection.heads[0], entropy=math.nan, distance=math.inf)

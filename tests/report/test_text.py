@@ -8,6 +8,7 @@ from rich.cells import cell_len
 from headwise.api.results import Count, FlopsByPhase, MemorySection
 from headwise.report.text import (
     count_renderable,
+    count_text,
     held_roles_table,
     plain_text,
     print_count,
@@ -40,12 +41,14 @@ def test_a_report_of_predictions_alone_has_no_empty_rows(synthetic):
         peak_gap_percent=None,
         kv_cache_bytes=2**20,
         kv_cache_bytes_per_token=64,
+        kv_cache_dtype="bfloat16",
         score_matrix_bytes=None,
         fit=None,
         notes=("no module",),
     )
     text = report_text(replace(report, memory=memory, heads_notes=("no text", "no module")))
-    assert "Key/value cache" in text and "One score matrix" not in text and "Fits" not in text
+    assert re.search(r"Key/value cache, bfloat16 +1\.0 MiB", text) and "One score matrix" not in text
+    assert "Does it fit? cannot tell: nothing is predicted without a config." in text and "Fits" not in text
     assert text.count("note: no module") == 1 and "note: no text" in text
 
 
@@ -70,7 +73,8 @@ def test_a_count_shows_every_part_rounded_and_exact(synthetic, capsys):
         kv_cache_bytes_per_token=6144,
         notes=("a note",),
     )
-    text = plain_text(count_renderable(count))
+    text = count_text(count)
+    assert text == plain_text(count_renderable(count))
     assert max(cell_len(line) for line in text.splitlines()) <= 80
     assert re.search(r"Total +22\.71 M +22,713,216", text)
     assert re.search(r"Training step, dense +17\.22 GFLOP +17,216,962,560", text)

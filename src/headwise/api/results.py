@@ -50,6 +50,12 @@ class Count(Result):
     kv_cache_bytes_per_token: int | None
     notes: tuple[str, ...] = ()
 
+    def to_text(self) -> str:
+        """As the command line prints it."""
+        from headwise.report.text import count_text
+
+        return count_text(self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ParametersSection(Result):
@@ -74,8 +80,9 @@ class FlopsSection(Result):
 class MemorySection(Result):
     """Memory of a training step: predicted for this machine, measured on it, and whether it fits a device.
 
-    Gaps are (predicted - measured) / measured, in percent. `device_peak_bytes` is predicted for `fit.device`, whose
-    kernels may differ from this machine's.
+    Gaps are (predicted - measured) / measured, in percent. `fit` is about the peak on `fit.device`, whose
+    kernels may differ from this machine's. The KV cache is in `kv_cache_dtype`, the config's own or else bfloat16; all
+    else is in the workload's precision.
     """
 
     predicted: StepMemory | None
@@ -84,6 +91,7 @@ class MemorySection(Result):
     peak_gap_percent: float | None
     kv_cache_bytes: int | None
     kv_cache_bytes_per_token: int | None
+    kv_cache_dtype: str | None
     score_matrix_bytes: int | None
     fit: FitVerdict | None
     notes: tuple[str, ...] = ()
@@ -112,3 +120,9 @@ class Report(Result):
             del inspection["maps"]
         result["text"] = inspection
         return result
+
+    def to_text(self) -> str:
+        """As the command line prints it."""
+        from headwise.report.text import report_text
+
+        return report_text(self)

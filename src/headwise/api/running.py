@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import isqrt
 
+import torch
 from torch import Tensor, nn
 
 from headwise.api.example import example_inputs
@@ -11,8 +12,7 @@ from headwise.api.summary import resolve_seq
 from headwise.cost.devices import usable_ram_bytes
 from headwise.cost.flop_counter import count_flops
 from headwise.cost.measure import measure_training_step
-from headwise.cost.module_parameters import count_module_parameters
-from headwise.cost.results import FlopCount, ParameterCount, StepMemory
+from headwise.cost.results import FlopCount, StepMemory
 from headwise.errors import HeadwiseError, ModelError, describe
 from headwise.inspection.default_text import default_texts
 from headwise.inspection.inspect import inspect_inputs, inspect_texts
@@ -21,6 +21,10 @@ from headwise.loading.module import LoadedModule
 from headwise.results import BYTES_PER_MIB, format_bytes
 
 SHARE_OF_MEMORY = 0.8  # a step that needs more of this machine's memory is not tried
+UNKNOWN_PAIRS = (
+    "Which pairs the attention reads is known of calls to torch's attention functions only; this model multiplies its "
+    "matrices itself, so that only the full square could be counted."
+)
 STATE_COPIES = 4  # weights, gradients and AdamW's two states: what a step holds at least
 DEFAULT_TEXT_TOKENS = 128  # a paragraph of the default text: 126 tokens and the two that BERT puts around them
 EXAMPLE_SEQ = 128  # tokens of the example input whose heads are shown where there is no tokenizer
@@ -32,14 +36,23 @@ def is_eager(module: nn.Module) -> bool:
     return getattr(getattr(module, "config", None), "_attn_implementation", None) == "eager"
 
 
-def count(loaded: LoadedModule, inputs: Mapping[str, Tensor]) -> tuple[ParameterCount, FlopCount]:
-    """Count a module's parameters, and the FLOPs of one forward pass while it runs.
+def count(
+    loaded: LoadedModule, inputs: Mapping[str, Tensor], predicted: StepMemory | None
+) -> tuple[FlopCount | None, tuple[str, ...]]:
+    """Count the FLOPs of one forward pass while it runs, unless this machine's memory is too small for it.
+
+    Returns:
+        The count, or None; and notes that say what could not be known, and why.
 
     Raises:
         ModelError: the module raises on these inputs.
     """
-    with _explained(loaded.name):
-        return count_module_parameters(loaded.module), count_flops(loaded.module, **inputs)
+    refusal = _refusal("No forward pass was run", predicted.peak_bytes if predicted else weight_bytes(loaded.module))
+    if refusal:
+        return None, (refusal,)
+    with _explained(loaded.name), torch.no_grad():
+        counted = count_flops(loaded.module, **inputs)
+    return counted, () if counted.attended is not None else (UNKNOWN_PAIRS,)
 
 
 def measure(
@@ -50,13 +63,24 @@ def measure(
     Raises:
         ModelError: the module raises on these inputs.
     """
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in loaded.module.parameters())
-    needed = predicted.peak_bytes if predicted else STATE_COPIES * weights
-    if needed > SHARE_OF_MEMORY * usable_ram_bytes():
-        have = format_bytes(usable_ram_bytes())
-        return None, (f"No step was measured: it needs about {format_bytes(needed)}, and this machine has {have}.",)
+    needed = predicted.peak_bytes if predicted else STATE_COPIES * weight_bytes(loaded.module)
+    refusal = _refusal("No step was measured", needed)
+    if refusal:
+        return None, (refusal,)
     with _explained(loaded.name):
         return measure_training_step(loaded.module, inputs), ()
+
+
+def weight_bytes(module: nn.Module) -> int:
+    """Return the bytes of all parameters."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
+
+
+def _refusal(what: str, needed_bytes: int) -> str | None:
+    have_bytes = usable_ram_bytes()
+    if needed_bytes <= SHARE_OF_MEMORY * have_bytes:
+        return None
+    return f"{what}: it needs about {format_bytes(needed_bytes)}, and this machine has {format_bytes(have_bytes)}."
 
 
 def look(

@@ -3,13 +3,13 @@
 from headwise.api.results import FlopsSection, MemorySection
 from headwise.config.model import ModelConfig
 from headwise.cost.flops import forward_flops, train_flops
-from headwise.cost.kv import kv_cache_bytes, kv_cache_bytes_per_token, score_matrix_bytes
+from headwise.cost.kv import DEFAULT_DTYPE, kv_cache_bytes, kv_cache_bytes_per_token, score_matrix_bytes
 from headwise.cost.memory import predict_step
 from headwise.cost.planner import judge
 from headwise.cost.results import Device, FlopCount, StepMemory
 from headwise.cost.workload import Workload
 
-DTYPE = "float32"  # the report loads, trains and looks in float32
+SCORES_DTYPE = "float32"  # of the step that is predicted and measured
 NO_CACHE = "An encoder keeps no keys and values between calls: it has no KV cache."
 
 
@@ -47,6 +47,7 @@ def memory_section(
             peak_gap_percent=None,
             kv_cache_bytes=None,
             kv_cache_bytes_per_token=None,
+            kv_cache_dtype=None,
             score_matrix_bytes=None,
             fit=judge(measured.peak_bytes, device) if measured and device.kind == "cpu" else None,
             notes=notes,
@@ -59,10 +60,11 @@ def memory_section(
         measured=measured,
         saved_gap_percent=gap_percent(shown.saved_bytes, measured.saved_bytes) if measured else None,
         peak_gap_percent=gap_percent(shown.peak_bytes, measured.peak_bytes) if measured else None,
-        kv_cache_bytes=kv_cache_bytes(config, batch=workload.batch, seq=workload.seq, dtype=DTYPE),
-        kv_cache_bytes_per_token=kv_cache_bytes_per_token(config, dtype=DTYPE),
+        kv_cache_bytes=kv_cache_bytes(config, batch=workload.batch, seq=workload.seq),
+        kv_cache_bytes_per_token=kv_cache_bytes_per_token(config),
+        kv_cache_dtype=None if config.kind == "encoder" else config.dtype or DEFAULT_DTYPE,
         score_matrix_bytes=score_matrix_bytes(
-            batch=workload.batch, num_heads=most_heads, query_len=workload.seq, key_len=workload.seq, dtype=DTYPE
+            batch=workload.batch, num_heads=most_heads, query_len=workload.seq, key_len=workload.seq, dtype=SCORES_DTYPE
         ),
         fit=judge(on_device.peak_bytes, device),
         notes=(*notes, NO_CACHE) if config.kind == "encoder" else notes,

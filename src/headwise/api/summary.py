@@ -29,6 +29,8 @@ def resolve_seq(config: ModelConfig | None, seq: int | None) -> int:
     Raises:
         HeadwiseError: `seq` is longer than a learned position table.
     """
+    if seq is not None and (isinstance(seq, bool) or not isinstance(seq, int)):
+        raise HeadwiseError(f"seq must be a whole number; got {seq!r}")
     if seq is None:
         return min(DEFAULT_SEQ, config.max_positions) if config else DEFAULT_SEQ
     if config and config.position_table_size and seq > config.position_table_size:

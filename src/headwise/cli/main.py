@@ -1,36 +1,66 @@
 """The command line's door: collects the verbs and turns every refusal into one line and exit code 2."""
 
+import io
+import os
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
+from headwise.api.catalogue import DEVICE_NAMES, PRESET_NAMES
 from headwise.cli import count, explain, report
 from headwise.errors import HeadwiseError
 
 EXIT_BAD_REQUEST = 2
+EXIT_INTERRUPTED = 130
 
 app = typer.Typer(
     name="headwise",
-    help="What attention costs, what makes it cheaper, and what its heads do.",
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command("report")(report.report)
-app.command("count")(count.count)
+
+
+def _print_version(is_asked: bool) -> bool:
+    if is_asked:
+        from importlib.metadata import version
+
+        print(f"headwise {version('headwise')}")
+        raise typer.Exit
+    return is_asked
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
+    """What attention costs, what makes it cheaper, and what its heads do."""
+
+
+app.command("report", epilog=f"Devices for --gpu: {', '.join(DEVICE_NAMES)}.")(report.report)
+app.command("count", epilog=f"Presets: {', '.join(PRESET_NAMES)}.")(count.count)
 app.command("explain")(explain.explain)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0 done, 1 the answer is no, 2 a bad request."""
     words = sys.argv[1:] if arguments is None else list(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a sign shows another
     try:
         code = app(words or ["--help"], prog_name="headwise", standalone_mode=False)
+        sys.stdout.flush()
     except HeadwiseError as error:
         return _refuse(str(error))
     except KeyboardInterrupt:
-        return 130
+        return EXIT_INTERRUPTED
+    except OSError as error:  # files are read and written behind doors of our own: this is stdout
+        _drop_stdout()
+        return 0 if isinstance(error, BrokenPipeError) else _refuse(f"the answer cannot be written: {error.strerror}")
     except Exception as error:
         if not hasattr(error, "format_message"):  # typer's own usage errors have it; anything else is ours to fix
             raise
@@ -43,3 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _refuse(message: str) -> int:
     print("headwise: " + " ".join(message.split()), file=sys.stderr)
     return EXIT_BAD_REQUEST
+
+
+def _drop_stdout() -> None:
+    """Send what is still buffered for stdout nowhere, so that the interpreter does not fail on it when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

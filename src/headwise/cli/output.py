@@ -10,7 +10,7 @@ from headwise.results import Result
 
 def print_json(result: Result) -> None:
     """Print a result as one JSON object on stdout, and nothing else."""
-    json.dump(result.to_dict(), sys.stdout, ensure_ascii=False, allow_nan=False)
+    json.dump(result.to_dict(), sys.stdout, allow_nan=False)
     sys.stdout.write("\n")
 
 

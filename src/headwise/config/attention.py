@@ -1,15 +1,21 @@
 """AttentionConfig: one attention layer on paper, and the small descriptions it holds."""
 
-import reprlib
 from dataclasses import dataclass, fields
-from typing import Literal, no_type_check
+from typing import Any, Literal, no_type_check
 
+from headwise.config.checks import (
+    require_choice,
+    require_flag,
+    require_instance,
+    require_number,
+    require_positive,
+    require_probability,
+    require_size,
+    require_text,
+    shown,
+)
 from headwise.errors import ConfigError
 from headwise.masks.patterns import Full, Mask
-
-MAX_SIZE = 2**31 - 1  # what a tensor dimension of a real model stays under; more is a mistake or an attack
-MAX_NUMBER = 1e300  # far from where a float overflows
-MAX_SHOWN = 100  # characters of a wrong value that an error repeats
 
 
 @no_type_check  # values of any type must reach the checks below
@@ -33,11 +39,10 @@ class Rotary:
     scaling: str | None = None
 
     def __post_init__(self) -> None:
-        require_number("theta", self.theta)
-        if self.theta <= 0:
-            raise ConfigError(f"theta must be positive; got {self.theta}")
-        if self.pairing not in ("half", "interleaved"):
-            raise ConfigError(f'pairing must be "half" or "interleaved"; got {shown(self.pairing)}')
+        require_positive("theta", self.theta)
+        require_choice("pairing", self.pairing, ("half", "interleaved"))
+        if self.scaling is not None:
+            require_text("scaling", self.scaling)
 
 
 @no_type_check  # values of any type must reach the checks below
@@ -55,13 +60,14 @@ class AttentionConfig:
         value_dim: width of the tokens that the values are projected from. Default: `key_dim`.
         projection_bias: True: all four projections have a bias; "qkv": all but the output's; False: none.
         qk_norm: RMSNorm over `head_dim` on queries and keys, before positions (Qwen3).
+        qk_norm_eps: the small number under the root of that norm.
         position: Rotary, or None.
         mask: structural mask that belongs to the layer (causal, a window); a call's own mask is combined with `&`.
         scale: factor on the scores before the softmax. Default: `1 / sqrt(head_dim)`.
         dropout_p: probability with which a weight is dropped in training.
 
     Raises:
-        ConfigError: a size is not a positive whole number, heads do not divide, or a probability is out of range.
+        ConfigError: a value is not of its kind, out of range, or contradicts another (heads that do not divide).
 
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.2; grouped heads: Ainslie et al. 2023, "GQA".
     """
@@ -75,6 +81,7 @@ class AttentionConfig:
     value_dim: int = None  # type: ignore[assignment]
     projection_bias: bool | Literal["qkv"] = True
     qk_norm: bool = False
+    qk_norm_eps: float = 1e-6
     position: Rotary | None = None
     mask: Mask = Full()  # noqa: RUF009  a frozen value
     scale: float = None  # type: ignore[assignment]
@@ -101,16 +108,21 @@ class AttentionConfig:
         self._default("value_dim", self.key_dim)
         for name in ("head_dim", "v_head_dim", "key_dim", "value_dim"):
             require_size(name, getattr(self, name))
-        if self.projection_bias not in (True, False, "qkv"):
+        is_qkv = isinstance(self.projection_bias, str) and self.projection_bias == "qkv"
+        if not isinstance(self.projection_bias, bool) and not is_qkv:  # 1 equals True, and is none
             raise ConfigError(f'projection_bias must be True, False or "qkv"; got {shown(self.projection_bias)}')
+        require_flag("qk_norm", self.qk_norm)
+        require_positive("qk_norm_eps", self.qk_norm_eps)
         self._default("scale", self.head_dim**-0.5)
         require_number("scale", self.scale)
         require_probability("dropout_p", self.dropout_p)
         if not isinstance(self.mask, Mask) or not self.mask.is_structural:
             raise ConfigError(
                 "mask of a layer must be a structural mask (Full, Causal, SlidingWindow and their combinations); "
-                f"got {self.mask!r}; give data masks to the call"
+                f"got {shown(self.mask)}; give data masks to the call"
             )
+        if self.position is not None:
+            require_instance("position", self.position, Rotary)
         if self.position is not None and self.head_dim % 2:
             raise ConfigError(f"head_dim must be even for rotary positions, which turn pairs; got {self.head_dim}")
 
@@ -125,40 +137,6 @@ class AttentionConfig:
             object.__setattr__(self, name, value)
 
     @classmethod
-    def from_keywords(cls, **keywords: object) -> "AttentionConfig":
-        """Build the config from keywords, naming an unknown one instead of raising TypeError."""
-        known = [field.name for field in fields(cls)]
-        for name in keywords:
-            if name not in known:
-                raise ConfigError(f"an attention layer has no setting {name!r}; it has {', '.join(known)}")
-        return cls(**keywords)  # type: ignore[arg-type]
-
-
-def require_size(name: str, value: object, *, minimum: int = 1, maximum: int = MAX_SIZE) -> None:
-    """Raise ConfigError unless `value` is a whole number from `minimum` to `maximum`."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{name} must be a whole number; got {shown(value)}")
-    if not minimum <= value <= maximum:
-        raise ConfigError(f"{name} must be between {minimum} and {maximum}; got {shown(value)}")
-
-
-def require_number(name: str, value: object) -> None:
-    """Raise ConfigError unless `value` is a finite number that a float can hold."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not -MAX_NUMBER <= value <= MAX_NUMBER:
-        raise ConfigError(f"{name} must be a finite number; got {shown(value)}")
-
-
-def require_probability(name: str, value: object) -> None:
-    """Raise ConfigError unless `value` is a probability below 1."""
-    require_number(name, value)
-    if not 0 <= value < 1:  # type: ignore[operator]
-        raise ConfigError(f"{name} must be at least 0 and below 1; got {value}")
-
-
-def shown(value: object) -> str:
-    """Return the start of a value's repr, short and on one line whatever the value is, for the text of an error."""
-    try:
-        text = reprlib.repr(value)
-    except ValueError:  # Python refuses to write a whole number of more than 4300 digits
-        return "a whole number of thousands of digits"
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+    def from_keywords(cls, **keywords: Any) -> "AttentionConfig":
+        """Build the config from settings that may be None, which asks for the default."""
+        return cls(**keywords)

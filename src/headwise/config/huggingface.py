@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from headwise.config.attention import shown
+from headwise.config.checks import shown
 from headwise.config.families.bert import read_bert
 from headwise.config.families.gpt2 import read_gpt2
 from headwise.config.families.llama import DEFAULTS, read_llama
@@ -44,8 +44,6 @@ def _read(config: object, name: str, head: bool) -> ModelConfig:
         raise ConfigError(f"model_type must be one of {', '.join(FAMILIES)}; {got}")
     if config.get("per_layer_config"):
         raise ConfigError("every layer must have the same sizes; got per_layer_config")
-    if config.get("dtype") is None:
-        config = {**config, "dtype": config.get("torch_dtype")}  # the key's older name
     if family == "bert":
         return read_bert(config, name=name, head=head)
     if family == "gpt2":

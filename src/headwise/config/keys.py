@@ -2,7 +2,15 @@
 
 from collections.abc import Mapping
 
-from headwise.config.attention import MAX_SIZE, require_number, require_probability, require_size, shown
+from headwise.config.checks import (
+    MAX_SIZE,
+    require_positive,
+    require_probability,
+    require_size,
+    require_text,
+    shown,
+)
+from headwise.config.model import require_dtype
 from headwise.errors import ConfigError
 
 
@@ -22,9 +30,15 @@ class Keys:
     ):
         self._defaults = defaults
         self._values = {key: config.get(key, default) for key, default in defaults.items()}
+        self._spellings = {key: key for key in defaults}
         for alias, key in (aliases or {}).items():
             if alias in config:
                 self._values[key] = config[alias]
+                self._spellings[key] = alias
+
+    def spelt(self, key: str) -> str:
+        """Return how the file spells a key: the key itself, or the other spelling that it uses."""
+        return self._spellings[key]
 
     def has(self, key: str) -> bool:
         """Return whether the family has this key at all."""
@@ -37,7 +51,7 @@ class Keys:
     def size(self, key: str, *, minimum: int = 1, maximum: int = MAX_SIZE) -> int:
         """Return a whole number."""
         value = self._values[key]
-        require_size(key, value, minimum=minimum, maximum=maximum)
+        require_size(self.spelt(key), value, minimum=minimum, maximum=maximum)
         assert isinstance(value, int)
         return value
 
@@ -45,10 +59,18 @@ class Keys:
         """Return a whole number from 1, or None for null."""
         return None if self._values[key] is None else self.size(key)
 
-    def number(self, key: str) -> float:
-        """Return a finite number."""
+    def require_multiple(self, key: str, of: str, *, advice: str = "") -> None:
+        """Raise ConfigError unless one size is a multiple of another; `advice` ends the text."""
+        size, divisor = self.size(key), self.size(of)
+        if size % divisor:
+            raise ConfigError(
+                f"{self.spelt(key)} must be a multiple of {self.spelt(of)}; got {size} and {divisor}{advice}"
+            )
+
+    def positive(self, key: str) -> float:
+        """Return a finite number above 0."""
         value = self._values[key]
-        require_number(key, value)
+        require_positive(self.spelt(key), value)
         assert isinstance(value, int | float)
         return float(value)
 
@@ -57,7 +79,7 @@ class Keys:
         value = self._values[key]
         if value is None and null is not None:
             return null
-        require_probability(key, value)
+        require_probability(self.spelt(key), value)
         assert isinstance(value, int | float)
         return float(value)
 
@@ -67,14 +89,14 @@ class Keys:
         if value is None and null is not None:
             return null
         if not isinstance(value, bool):
-            raise ConfigError(f"{key} must be true or false; got {shown(value)}")
+            raise ConfigError(f"{self.spelt(key)} must be true or false; got {shown(value)}")
         return value
 
     def text(self, key: str) -> str:
-        """Return a string."""
+        """Return a string that holds something."""
         value = self._values[key]
-        if not isinstance(value, str):
-            raise ConfigError(f"{key} must be a string; got {shown(value)}")
+        require_text(self.spelt(key), value)
+        assert isinstance(value, str)
         return value
 
     def text_or_none(self, key: str) -> str | None:
@@ -87,7 +109,7 @@ class Keys:
         if value is None:
             return {}
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{key} must be an object with keys; got {shown(value)}")
+            raise ConfigError(f"{self.spelt(key)} must be an object with keys; got {shown(value)}")
         return value
 
     def texts(self, key: str) -> list[str] | None:
@@ -96,5 +118,14 @@ class Keys:
         if value is None:
             return None
         if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-            raise ConfigError(f"{key} must be a list of strings; got {shown(value)}")
+            raise ConfigError(f"{self.spelt(key)} must be a list of strings; got {shown(value)}")
         return list(value)
+
+
+def read_dtype(config: Mapping[str, object]) -> str | None:
+    """Return the dtype that a config.json says its weights have, or None; `torch_dtype` is the key's older name."""
+    key = "dtype" if config.get("dtype") is not None else "torch_dtype"
+    name = Keys(config, {key: None}).text_or_none(key)
+    if name is not None:
+        require_dtype(key, name)
+    return name

@@ -3,7 +3,17 @@
 from dataclasses import dataclass
 from typing import Literal, no_type_check
 
-from headwise.config.attention import AttentionConfig, require_number, require_probability, require_size, shown
+from headwise.config.attention import AttentionConfig
+from headwise.config.checks import (
+    require_choice,
+    require_flag,
+    require_instance,
+    require_positive,
+    require_probability,
+    require_size,
+    require_text,
+    shown,
+)
 from headwise.errors import ConfigError
 
 MAX_LAYERS = 10_000  # deeper than any published Transformer by an order of magnitude
@@ -17,6 +27,12 @@ DTYPE_BYTES = {
     "float8_e5m2": 1,
     "int8": 1,
 }
+
+
+def require_dtype(name: str, value: object) -> None:
+    """Raise ConfigError unless `value` is a dtype of `DTYPE_BYTES`, as torch spells it."""
+    if not isinstance(value, str) or value not in DTYPE_BYTES:
+        raise ConfigError(f"{name} must be one of {', '.join(DTYPE_BYTES)}; got {shown(value)}")
 
 
 @no_type_check  # values of any type must reach the checks below
@@ -51,6 +67,9 @@ class FeedForwardConfig:
     def __post_init__(self) -> None:
         for name in ("embed_dim", "hidden_dim", "num_experts", "num_active_experts"):
             require_size(name, getattr(self, name))
+        require_text("activation", self.activation)
+        for name in ("gated", "bias"):
+            require_flag(name, getattr(self, name))
         if self.num_active_experts > self.num_experts:
             raise ConfigError(
                 f"num_active_experts must not exceed num_experts; got {self.num_active_experts} and {self.num_experts}"
@@ -79,11 +98,11 @@ class BlockConfig:
     dropout_p: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.norm not in ("layernorm", "rmsnorm"):
-            raise ConfigError(f'norm must be "layernorm" or "rmsnorm"; got {shown(self.norm)}')
-        if self.norm_placement not in ("pre", "post"):
-            raise ConfigError(f'norm_placement must be "pre" or "post"; got {shown(self.norm_placement)}')
-        require_number("norm_eps", self.norm_eps)
+        require_instance("attention", self.attention, AttentionConfig)
+        require_instance("feed_forward", self.feed_forward, FeedForwardConfig)
+        require_choice("norm", self.norm, ("layernorm", "rmsnorm"))
+        require_choice("norm_placement", self.norm_placement, ("pre", "post"))
+        require_positive("norm_eps", self.norm_eps)
         require_probability("dropout_p", self.dropout_p)
         if self.attention.embed_dim != self.feed_forward.embed_dim:
             raise ConfigError(
@@ -116,9 +135,10 @@ class OutputHead:
     dropout_p: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.kind not in ("language_model", "classifier"):
-            raise ConfigError(f'kind of a head must be "language_model" or "classifier"; got {shown(self.kind)}')
+        require_choice("kind of a head", self.kind, ("language_model", "classifier"))
         require_size("num_outputs", self.num_outputs)
+        for name in ("per_token", "tied", "bias", "transform"):
+            require_flag(name, getattr(self, name))
         require_probability("dropout_p", self.dropout_p)
 
 
@@ -163,22 +183,29 @@ class ModelConfig:
     dtype: str | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in ("encoder", "decoder"):
-            raise ConfigError(f'kind of a model must be "encoder" or "decoder"; got {shown(self.kind)}')
+        for name in ("name", "model_type"):
+            require_instance(name, getattr(self, name), str)
+        require_choice("kind of a model", self.kind, ("encoder", "decoder"))
         for name in ("embed_dim", "vocab_size", "max_positions"):
             require_size(name, getattr(self, name))
         for name in ("position_table_size", "num_token_types"):
             require_size(name, getattr(self, name), minimum=0)
         require_probability("embedding_dropout_p", self.embedding_dropout_p)
+        for name in ("embedding_norm", "final_norm", "pooler"):
+            require_flag(name, getattr(self, name))
+        if self.head is not None:
+            require_instance("head", self.head, OutputHead)
+        require_instance("blocks", self.blocks, tuple)
         require_size("number of layers", len(self.blocks), maximum=MAX_LAYERS)
-        if self.dtype is not None and not (isinstance(self.dtype, str) and self.dtype in DTYPE_BYTES):
-            raise ConfigError(f"dtype must be one of {', '.join(DTYPE_BYTES)}; got {shown(self.dtype)}")
+        if self.dtype is not None:
+            require_dtype("dtype", self.dtype)
         if self.head is not None and self.head.tied and self.head.num_outputs != self.vocab_size:
             raise ConfigError(
                 "a tied head has the token embedding's rows, so num_outputs must equal vocab_size; "
                 f"got {self.head.num_outputs} and {self.vocab_size}"
             )
         for index, block in enumerate(self.blocks):
+            require_instance(f"layer {index}", block, BlockConfig)
             if block.attention.embed_dim != self.embed_dim:
                 raise ConfigError(
                     f"every layer must have the model's embed_dim {self.embed_dim}; "

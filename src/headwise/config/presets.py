@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from headwise.config.attention import shown
+from headwise.config.checks import shown
 from headwise.config.huggingface import read_config
 from headwise.config.model import ModelConfig
 from headwise.errors import ConfigError

@@ -12,7 +12,7 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 
-from headwise.config.attention import shown
+from headwise.config.checks import shown
 from headwise.cost.results import Device
 from headwise.errors import ConfigError
 from headwise.results import BYTES_PER_GIB
@@ -114,13 +114,11 @@ def this_machine() -> Device:
 
 
 def _has_cuda_driver() -> bool:
-    for library in ("libcuda.so.1", "nvcuda.dll"):
-        try:
-            ctypes.CDLL(library)
-        except OSError:
-            continue
-        return True
-    return False
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def _this_gpu() -> Device | None:
@@ -140,7 +138,7 @@ def _this_gpu() -> Device | None:
 
 
 def usable_ram_bytes() -> int:
-    """Return the machine's memory, or what a container allows of it where that is less."""
+    """Return the memory of a machine with Linux or macOS, or what a container allows of it where that is less."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limits = [total]
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):

@@ -65,11 +65,12 @@ class FlopCounter:
     def count(self) -> FlopCount:
         """What has run so far, one multiply-add = 2.
 
-        `dense` counts every product in full, with all pairs of queries and keys. `attended` leaves out the pairs that
-        the mask given to an attention call forbids (a bool mask, -inf or the smallest number of the dtype in a float
-        mask, `is_causal`). An attention written as plain products hides its mask and stays whole in both. `attended` is
-        None where it would mislead: no attention call was seen, a backward pass ran, or a mask has no values to read
-        (meta and fake tensors).
+        `dense` counts every product in full, with all pairs of queries and keys; headwise's own layers cut none off.
+        `attended` leaves out the pairs that the mask given to an attention call forbids (a bool mask, -inf or the
+        smallest number of the dtype in a float mask, `is_causal`). An attention written as plain products hides its
+        mask and stays whole in both. `attended` is None where it would mislead: no attention call was seen, a backward
+        pass ran, or a mask has no values to read (meta and fake tensors). Of headwise's own layers it counts what their
+        masks' `count_pairs` says; but a query without a key counts on a GPU as one that sees all, as it is computed.
         """
         dense = self._products.get_total_flops()
         masked = self._observer.masked_flops

@@ -1,6 +1,7 @@
 """Floating-point operations of a model's matrix products, from its config alone: one multiply-add is 2."""
 
-from headwise.config.attention import AttentionConfig, require_size
+from headwise.config.attention import AttentionConfig
+from headwise.config.checks import require_size
 from headwise.config.model import FeedForwardConfig, ModelConfig, OutputHead
 from headwise.cost.results import FlopCount
 

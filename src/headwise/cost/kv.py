@@ -1,8 +1,7 @@
 """Bytes of the KV cache and of a score matrix, from the config alone."""
 
-from headwise.config.attention import require_size, shown
-from headwise.config.model import DTYPE_BYTES, BlockConfig, ModelConfig
-from headwise.errors import ConfigError
+from headwise.config.checks import require_size
+from headwise.config.model import DTYPE_BYTES, BlockConfig, ModelConfig, require_dtype
 
 DEFAULT_DTYPE = "bfloat16"
 
@@ -13,8 +12,7 @@ def dtype_bytes(name: str) -> int:
     Raises:
         ConfigError: there is no such dtype in `DTYPE_BYTES`.
     """
-    if not isinstance(name, str) or name not in DTYPE_BYTES:
-        raise ConfigError(f"dtype must be one of {', '.join(DTYPE_BYTES)}; got {shown(name)}")
+    require_dtype("dtype", name)
     return DTYPE_BYTES[name]
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from headwise.config.attention import require_size
+from headwise.config.checks import require_size
 from headwise.cost.results import Device, FitVerdict
 from headwise.results import BYTES_PER_GIB, BYTES_PER_MIB, format_bytes
 

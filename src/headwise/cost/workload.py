@@ -1,14 +1,16 @@
 """Workload: what is asked of a model."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Literal, get_args, get_origin, no_type_check
 
-from headwise.errors import HeadwiseError
+from headwise.config.checks import require_choice, require_flag, require_size
+from headwise.errors import ConfigError
 from headwise.results import Result
 
 MAX_TOKENS = 2**40  # batch x seq; beyond it the closed forms answer about nothing real
 
 
+@no_type_check  # values of any type must reach the checks below
 @dataclass(frozen=True, kw_only=True)
 class Workload(Result):
     """What is asked of a model: how many texts of what length, for what.
@@ -35,8 +37,10 @@ class Workload(Result):
 
     def __post_init__(self) -> None:
         for name in ("batch", "seq"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise HeadwiseError(f"{name} must be a whole number, at least 1; got {value!r}")
+            require_size(name, getattr(self, name))
+        for field in fields(self):
+            if get_origin(field.type) is Literal:
+                require_choice(field.name, getattr(self, field.name), get_args(field.type))
+        require_flag("dropout", self.dropout)
         if self.batch * self.seq > MAX_TOKENS:
-            raise HeadwiseError(f"batch x seq must be at most 2^40 tokens; got {self.batch} x {self.seq}")
+            raise ConfigError(f"batch x seq must be at most 2^40 tokens; got {self.batch} x {self.seq}")

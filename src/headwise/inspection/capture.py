@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from headwise.errors import ModelError, UnsupportedError
 from headwise.inspection.own_attention import observe_own_attention
-from headwise.integrations.layer_weights import GivenWeights, LayerWeights
+from headwise.integrations.layer_weights import CallCount, GivenWeights, LayerWeights
 from headwise.integrations.torch_attention import observe_multihead_attention
 from headwise.integrations.transformers_attention import (
     is_transformers_model,
@@ -25,7 +25,7 @@ Observer = Callable[[int, LayerWeights], None]
 
 @runtime_checkable
 class Reader(Protocol):
-    """A way to read the attention of one model; `notes` say what a reader of the result must know."""
+    """A way to read the attention of one model; `notes` say, after reading, what a reader of the result must know."""
 
     notes: tuple[str, ...]
 
@@ -33,33 +33,18 @@ class Reader(Protocol):
         """Run the model once, showing every self-attention layer to `observer(layer, weights)`, from layer 0 on."""
 
 
-def capture(model: nn.Module, inputs: Inputs, observer: Observer) -> tuple[str, ...]:
-    """Run a model once and show the weights of every self-attention layer to `observer`, first layer first.
+def open_reader(model: nn.Module, example: Inputs) -> Reader:
+    """Find the way to read a model's attention, trying it on the first text of `example` where that is not known.
 
     The model runs in eval mode without gradients, and is as it was afterwards. Weights come in blocks of queries: no
     more than one layer is ever held, and of most models no more than one block.
 
     Args:
         model: a Hugging Face model, or a module with `nn.MultiheadAttention`s or headwise's `MultiHeadAttention`s.
-        inputs: keyword arguments of its forward pass as a mapping, or positional ones as a tuple.
-        observer: called with the layer's number and its weights.
-
-    Returns:
-        What a reader of the result must know, in sentences.
+        example: keyword arguments of its forward pass as a mapping, or positional ones as a tuple.
 
     Raises:
         ModelError: the model is of another kind, or its attention cannot be read whole.
-    """
-    reader = open_reader(model, inputs)
-    reader.read(inputs, observer)
-    return reader.notes
-
-
-def open_reader(model: nn.Module, example: Inputs) -> Reader:
-    """Find the way to read a model's attention, trying it on the first text of `example` where that is not known.
-
-    Raises:
-        ModelError: see `capture`.
     """
     if is_transformers_model(model):
         return _open_transformers(model, example)
@@ -83,27 +68,28 @@ class _ModuleReader:
     """Reads a module whose attention layers can be listened to one by one."""
 
     def __init__(
-        self, model: nn.Module, observe: Callable[[nn.Module, Callable[[Any, Any], None]], AbstractContextManager[None]]
+        self,
+        model: nn.Module,
+        observe: Callable[[nn.Module, Callable[[Any, Any], None]], AbstractContextManager[CallCount]],
     ):
         self.model = model
         self.observe = observe
         self.notes: tuple[str, ...] = ()
 
     def read(self, inputs: Inputs, observer: Observer) -> None:
-        num_layers = 0
-
         def number(_: nn.Module, weights: LayerWeights) -> None:
-            nonlocal num_layers
-            observer(num_layers, weights)
-            num_layers += 1
+            observer(count.calls, weights)
 
-        with _quietly(self.model), self.observe(self.model, number):
+        with _quietly(self.model), self.observe(self.model, number) as count:
             _run(self.model, inputs)
-        if num_layers == 0:
+        if count.calls == 0:
             raise ModelError(
                 "heads are shown of self-attention layers that run (cross-attention reads keys of another text); "
                 f"in one forward pass of {type(self.model).__name__} none did"
             )
+        if count.cross_calls:
+            layers = "layer that reads" if count.cross_calls == 1 else "layers that read"
+            self.notes = (f"Cross-attention is left out: {count.cross_calls} {layers} the keys of another text.",)
 
 
 class _InterfaceReader:

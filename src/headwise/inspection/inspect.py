@@ -1,10 +1,10 @@
-"""What the heads of a model do: the doors from texts, from token ids and from plain inputs to an Inspection."""
+"""What the heads of a model do: the doors from texts and from plain inputs to an Inspection."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 from torch import Tensor, nn
 
 from headwise.errors import ModelError, TextError
@@ -80,52 +80,6 @@ def inspect_texts(
         tokens=windows[shown].labels,
         max_map_tokens=max_map_tokens,
         notes=notes,
-        progress=progress,
-    )
-
-
-def inspect_ids(
-    model: nn.Module,
-    input_ids: Int[Tensor, "batch seq_len"],
-    attention_mask: Int[Tensor, "batch seq_len"] | Bool[Tensor, "batch seq_len"] | None = None,
-    *,
-    tokens: Sequence[str] | None = None,
-    separator_ids: Collection[int] = (),
-    show: int = 0,
-    max_map_tokens: int = MAX_MAP_TOKENS,
-    progress: Progress | None = None,
-) -> Inspection:
-    """Measure what every head of a Hugging Face model does on token ids, read in one batch as they are.
-
-    Args:
-        model: a Hugging Face model of one stack of self-attention layers.
-        input_ids: (B, T) token ids.
-        attention_mask: (B, T) 1 = a token, 0 = padding, which never counts. Default: no padding.
-        tokens: the shown text's tokens as words, one for each id that is no padding. Default: the ids as digits.
-        separator_ids: ids that stand between or after texts.
-        show: number of the text whose tokens and maps are returned.
-        max_map_tokens: tokens of the shown text that its maps cover (default 512); 0 = no maps.
-        progress: called when the batch is done.
-
-    Raises:
-        TextError: a text is all padding, `show` is none of the texts, or tokens and ids do not match.
-        ModelError: the model's attention cannot be read.
-    """
-    real = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
-    separators = torch.zeros_like(real)
-    for token_id in separator_ids:
-        separators |= input_ids == token_id
-    inputs = {"input_ids": input_ids}
-    if attention_mask is not None:
-        inputs["attention_mask"] = attention_mask
-    _require_shown(show, len(input_ids))
-    labels = [str(token_id) for token_id in input_ids[show][real[show]].tolist()]
-    return read_batches(
-        open_reader(model, inputs),
-        [Batch(inputs, _kinds(real, separators))],
-        shown=show,
-        tokens=_labels(tokens, labels),
-        max_map_tokens=max_map_tokens,
         progress=progress,
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.integrations.layer_weights import GivenWeights
+from headwise.integrations.layer_weights import CallCount, GivenWeights, is_self_attention
 from headwise.masks.dense import dense_mask
 from headwise.masks.patterns import Mask
 from headwise.nn.multihead import MultiHeadAttention
@@ -16,27 +16,34 @@ Observer = Callable[[nn.Module, GivenWeights], None]
 
 
 @contextmanager
-def observe_own_attention(module: nn.Module, observer: Observer) -> Iterator[None]:
+def observe_own_attention(module: nn.Module, observer: Observer) -> Iterator[CallCount]:
     """Show every self-attention call of the `MultiHeadAttention`s in `module` to `observer`.
 
     Each layer is asked for its weights beside the call that it was about to answer, which stays as it is. A token that
-    no query may read counts as padding. Calls whose keys are another text (cross-attention) are not shown.
+    no query may read counts as padding. Calls whose keys are another text (cross-attention) are only counted.
 
     Args:
         module: any module.
         observer: called with the layer and its weights.
+
+    Yields:
+        The count of calls.
     """
 
     def before_forward(layer: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         assert isinstance(layer, MultiHeadAttention)
         query, key = _query_and_key(*args, **keywords)
-        if _is_self_attention(query, key):
+        if is_self_attention(query, key):
             observer(layer, _read_call(layer, query, args, keywords))
+            count.calls += 1
+        else:
+            count.cross_calls += 1
 
+    count = CallCount()
     layers = [part for part in module.modules() if isinstance(part, MultiHeadAttention)]
     handles = [layer.register_forward_pre_hook(before_forward, with_kwargs=True) for layer in layers]
     try:
-        yield
+        yield count
     finally:
         for handle in handles:
             handle.remove()
@@ -44,10 +51,6 @@ def observe_own_attention(module: nn.Module, observer: Observer) -> Iterator[Non
 
 def _query_and_key(query: Tensor, key: Tensor | None = None, *_: Any, **__: Any) -> tuple[Tensor, Tensor | None]:
     return query, key
-
-
-def _is_self_attention(query: Tensor, key: Tensor | None) -> bool:
-    return key is None or query is key or (query.shape == key.shape and torch.equal(query, key))
 
 
 def _read_call(

@@ -10,12 +10,12 @@ from headwise.results import Result
 class Role(Result):
     """One positional role of a head: the mean weight that real queries put on the role's key.
 
-    `score` is that mean over the queries that have such a key and another to choose from; `holds` says whether it is
-    high enough to name the head.
+    `score` is that mean over the queries that have such a key and another to choose from, None where no query has;
+    `holds` says whether it is high enough to name the head.
     """
 
     name: str
-    score: float
+    score: float | None
     holds: bool
 
 
@@ -109,8 +109,15 @@ class Walkthrough(Result):
     notes: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> Step:
-        """Return the step of that name."""
-        return next(step for step in self.steps if step.name == name)
+        """Return the step of that name.
+
+        Raises:
+            KeyError: there is no such step; the text names those there are.
+        """
+        by_name = {step.name: step for step in self.steps}
+        if name not in by_name:
+            raise KeyError(f"there is no step {name!r}; there are {', '.join(by_name)}")
+        return by_name[name]
 
     def to_text(self) -> str:
         """Return every step with its equation, shape and numbers, within 80 columns."""

@@ -3,7 +3,7 @@
 A role gives each query one key (the separator role: all separators of the text). A head's score is the mean weight that
 real queries put there, over the queries that have such a key and at least one other to choose from. The first-token
 role leaves out the first token itself, and the separator role the separators themselves: for them it would be the self
-role. A role that no query of a text has (the next token in a causal model) scores 0.
+role. A role that no query of a text has (the next token in a causal model) has no score.
 
 A role holds from a mean weight of one half on: then the head gives that key more than all others together, so no other
 key can be called its role. It is a demand on every part of the text at once; in random models the positional roles

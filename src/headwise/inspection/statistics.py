@@ -91,21 +91,28 @@ class LayerSums:
         return flags.expand(-1, self.num_heads, -1).sum(dim=(0, 2)).cpu()
 
     def to_statistics(self, layer: int) -> tuple[HeadStatistics, ...]:
-        """Divide the sums by the queries they are over; a mean over no query is 0."""
+        """Divide the sums by the queries they are over; a mean over no query is 0, a role's is None."""
         means = {
             name: sums / (self.num_choosers if name == "normalized_entropy" else self.num_queries).clamp(min=1)
             for name, sums in self.sums.items()
         }
-        scores = self.role_sums / self.role_queries.clamp(min=1)
         return tuple(
             HeadStatistics(
                 layer=layer,
                 head=head,
                 roles=tuple(
-                    Role(name=name, score=score, holds=score >= HOLDS_FROM)
-                    for name, score in zip(ROLE_NAMES, scores[:, head].tolist(), strict=True)
+                    _role(*row)
+                    for row in zip(
+                        ROLE_NAMES, self.role_sums[:, head].tolist(), self.role_queries[:, head].tolist(), strict=True
+                    )
                 ),
                 **{name: mean[head].item() for name, mean in means.items()},
             )
             for head in range(self.num_heads)
         )
+
+
+def _role(name: str, weight: float, num_queries: float) -> Role:
+    """Return a role from the summed weight of the queries that it applies to."""
+    score = weight / num_queries if num_queries else None
+    return Role(name=name, score=score, holds=score is not None and score >= HOLDS_FROM)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from headwise.config.checks import require_size
 from headwise.errors import ConfigError
 from headwise.inspection.results import Step, Walkthrough
 from headwise.masks.patterns import Mask
@@ -126,8 +127,7 @@ def _check(x: Matrix, w_q: Matrix, w_k: Matrix, w_v: Matrix, w_o: Matrix | None,
             raise ConfigError(f"{name} must be a matrix: rows of the same length, at least one; got {matrix!r:.80}")
         if not all(math.isfinite(number) for row in matrix for number in row):
             raise ConfigError(f"{name} must hold finite numbers; got {matrix!r:.80}")
-    if not isinstance(num_heads, int) or num_heads < 1:
-        raise ConfigError(f"num_heads must be a whole number of at least 1; got {num_heads!r}")
+    require_size("num_heads", num_heads)
     for name, matrix in (("w_q", w_q), ("w_k", w_k), ("w_v", w_v)):
         if len(matrix) != len(x[0]):
             raise ConfigError(f"{name} must have a row for each of the {len(x[0])} columns of x; got {len(matrix)}")

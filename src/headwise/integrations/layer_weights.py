@@ -111,6 +111,19 @@ LayerWeights = ProjectedWeights | GivenWeights
 """What an observer gets of each layer."""
 
 
+@dataclass
+class CallCount:
+    """How many attention calls a pass made: those that were shown, and those of cross-attention, which were not."""
+
+    calls: int = 0
+    cross_calls: int = 0
+
+
+def is_self_attention(query: Tensor, key: Tensor | None) -> bool:
+    """Tell whether a layer's queries and keys are of the same tokens; no key stands for the query."""
+    return key is None or query is key or (query.shape == key.shape and torch.equal(query, key))
+
+
 def block_ranges(shape: tuple[int, int, int, int]) -> Iterator[tuple[int, int]]:
     """Yield (start, stop) of blocks of queries that hold at most BLOCK_ELEMENTS weights, one query at the least."""
     batch, num_heads, query_len, key_len = shape

@@ -8,22 +8,25 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import UnsupportedError
-from headwise.integrations.layer_weights import ProjectedWeights
+from headwise.integrations.layer_weights import CallCount, ProjectedWeights, is_self_attention
 
 Observer = Callable[[nn.MultiheadAttention, ProjectedWeights], None]
 
 
 @contextmanager
-def observe_multihead_attention(module: nn.Module, observer: Observer) -> Iterator[None]:
+def observe_multihead_attention(module: nn.Module, observer: Observer) -> Iterator[CallCount]:
     """Show every self-attention call of the `nn.MultiheadAttention`s in `module` to `observer`.
 
     Weights are recomputed from the call's arguments and the layer's projections, so that what the layer computes and
     returns, `need_weights` or not, stays as it is. While the context is open torch's fused encoder path is off: it
-    would pass the layers by. Calls whose keys are another text than their queries (cross-attention) are not shown.
+    would pass the layers by. Calls whose keys are another text than their queries (cross-attention) are only counted.
 
     Args:
         module: any module.
         observer: called with the layer and what its weights are made of.
+
+    Yields:
+        The count of calls.
 
     Raises:
         UnsupportedError: (from inside the module's call) a layer adds keys that stand for no token
@@ -33,15 +36,19 @@ def observe_multihead_attention(module: nn.Module, observer: Observer) -> Iterat
     def before_forward(layer: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         assert isinstance(layer, nn.MultiheadAttention)
         call = _bind(*args, **keywords)
-        if _is_self_attention(call["query"], call["key"]):
+        if is_self_attention(call["query"], call["key"]):
             observer(layer, _read_call(layer, call))
+            count.calls += 1
+        else:
+            count.cross_calls += 1
 
+    count = CallCount()
     layers = [part for part in module.modules() if isinstance(part, nn.MultiheadAttention)]
     handles = [layer.register_forward_pre_hook(before_forward, with_kwargs=True) for layer in layers]
     fastpath = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        yield
+        yield count
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)
         for handle in handles:
@@ -60,10 +67,6 @@ def _bind(
 ) -> dict[str, Any]:
     """Name the arguments of `nn.MultiheadAttention.forward` that weights depend on."""
     return {"query": query, "key": key, "key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
-
-
-def _is_self_attention(query: Tensor, key: Tensor) -> bool:
-    return query is key or (query.shape == key.shape and torch.equal(query, key))
 
 
 def _read_call(layer: nn.MultiheadAttention, call: dict[str, Any]) -> ProjectedWeights:

@@ -10,14 +10,13 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from headwise.errors import MissingExtraError, UnsupportedError
-from headwise.integrations.layer_weights import ProjectedWeights
+from headwise.integrations.layer_weights import CallCount, ProjectedWeights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -26,13 +25,6 @@ CAPTURE_NAME = "headwise_capture"
 UNREADABLE_KEYWORDS = ("softcap", "s_aux")  # change the weights in ways that queries and keys alone do not tell
 
 Observer = Callable[[int, ProjectedWeights], None]
-
-
-@dataclass
-class CallCount:
-    """How many attention calls went through the interface."""
-
-    calls: int = 0
 
 
 _listener: ContextVar[Callable[[nn.Module, ProjectedWeights], None] | None] = ContextVar("listener", default=None)

@@ -1,5 +1,6 @@
 """MODEL as a module: weights and tokenizer of a checkpoint, or whatever a user's factory returns."""
 
+import copy
 import importlib
 import importlib.util
 import inspect
@@ -142,18 +143,47 @@ def _load_python(target: str) -> LoadedModule:
         if not hasattr(value, part):
             raise ModelError(f"{target}: {module_name} has no {attribute!r}")
         value = getattr(value, part)
-    module = value if isinstance(value, nn.Module) else _call_factory(target, value)
-    config, notes = _config_of(module, attribute)
-    return LoadedModule(module.eval(), None, config, attribute, notes)
+    return from_module(value if isinstance(value, nn.Module) else _call_factory(target, value), name=attribute)
+
+
+def from_module(module: nn.Module, *, name: str | None = None, tokenizer: Any | None = None) -> LoadedModule:
+    """Take a module in hand: a copy of it in float32 on the CPU, in eval mode; the module itself stays as it is.
+
+    Args:
+        module: any module.
+        name: what to call it. Default: its class.
+        tokenizer: the tokenizer of a Hugging Face model.
+
+    Raises:
+        ModelError: it cannot be copied.
+    """
+    name = name or type(module).__name__
+    try:
+        copied = copy.deepcopy(module).to("cpu")
+    except Exception as error:
+        raise ModelError(
+            f"a module must be copyable to be run aside; copying {name} raised {describe(error)}"
+        ) from error
+    config, notes = _config_of(copied, name)
+    dtypes = {tensor.dtype for tensor in copied.state_dict().values() if tensor.is_floating_point()} - {torch.float32}
+    if dtypes:
+        copied = copied.float()
+        named = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+        notes = (*notes, f"Its {named} weights were cast to float32, in which everything here is counted and measured.")
+    return LoadedModule(copied.eval(), tokenizer, config, name, notes)
 
 
 def _call_factory(target: str, factory: Any) -> nn.Module:
     must = f"{target} must be an nn.Module, or a function or class without required parameters that returns one"
     if not callable(factory):
         raise ModelError(f"{must}; got a {type(factory).__name__}")
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):  # a builtin that does not tell
+        raise ModelError(f"{must}; {target} does not tell its parameters") from None
     required = [
         parameter.name
-        for parameter in inspect.signature(factory).parameters.values()
+        for parameter in parameters
         if parameter.default is parameter.empty
         and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]

@@ -19,12 +19,13 @@ class KeyPadding(Mask):
     Args:
         lengths: (batch,) whole numbers, on the device of the call: how many real keys each row has; 0 is allowed.
         side: where the padding stands: "right" (after the text) or "left" (before it).
-        padded_len: length to which the rows were padded; needed for left padding alone, where the first real key of a
-            row has index `padded_len - length`. Default: the longest length, as tokenizers pad by default. Keys with
-            an index from `padded_len` on, as a cache appends them, are real.
+        padded_len: length to which the rows were padded. Left padding needs it: the first real key of a row has index
+            `padded_len - length`. Keys with an index from `padded_len` on, as a cache appends them, are real. With
+            right padding it does nothing but bound the lengths.
 
     Raises:
-        ConfigError: lengths are no whole numbers, negative (checked on CPU), or not one a row; another side.
+        ConfigError: lengths are no whole numbers, or not one a row; negative or above `padded_len` (checked where a
+            look at them is free: on CPU, outside of compiled graphs); another side; left padding without `padded_len`.
     """
 
     lengths: Tensor
@@ -40,35 +41,44 @@ class KeyPadding(Mask):
                 "lengths must be one whole number a batch row, shape (batch,); "
                 f"got {lengths.dtype} of shape {tuple(lengths.shape)}"
             )
-        # Elsewhere the check would make the host wait for the device.
-        if lengths.device.type == "cpu" and bool((lengths < 0).any()):
-            raise ConfigError(f"lengths must not be negative; got {lengths.tolist()}")
         if self.side not in ("right", "left"):
             raise ConfigError(f'side must be "right" or "left"; got {self.side!r}')
         if self.padded_len is not None:
             require_whole_number("padded_len", self.padded_len, minimum=0)
-        if self.side == "left":
-            longest = lengths.max() if lengths.numel() else lengths.new_zeros(())
-            # The index of each row's first real key, once, so that `allows` stays a single comparison.
-            padded_len = longest if self.padded_len is None else self.padded_len
-            object.__setattr__(self, "_first_real", padded_len - lengths)
-
-    @property
-    def is_structural(self) -> bool:
-        """False: the lengths belong to one batch."""
-        return False
+        elif self.side == "left":
+            raise ConfigError(
+                "padded_len must be given for left padding, whose texts end at that index; got None "
+                "(it is the number of keys, where no cache has appended any)"
+            )
+        if _may_look(lengths):
+            if bool((lengths < 0).any()):
+                raise ConfigError(f"lengths must not be negative; got {lengths.tolist()}")
+            if self.padded_len is not None and bool((lengths > self.padded_len).any()):
+                raise ConfigError(
+                    f"lengths must be at most padded_len, to which the rows were padded; "
+                    f"got {lengths.tolist()} and padded_len {self.padded_len}"
+                )
 
     @property
     def batch_size(self) -> int:
         """Number of rows that have a length."""
         return self.lengths.shape[0]
 
+    @property
+    def device(self) -> torch.device:
+        """Where the lengths are."""
+        return self.lengths.device
+
     def allows(self, batch: Any, head: Any, query_index: Any, key_index: Any) -> Any:
         """Return whether the key is a real one of the row."""
-        if self.side == "left":
-            first_real: Tensor = self._first_real  # type: ignore[attr-defined]
-            return key_index >= first_real[batch]
+        if self.padded_len is not None and self.side == "left":
+            return key_index >= self.padded_len - self.lengths[batch]
         return key_index < self.lengths[batch]
 
     def __repr__(self) -> str:
         return f"KeyPadding(<{self.batch_size} lengths>, side={self.side!r})"
+
+
+def _may_look(tensor: Tensor) -> bool:
+    """Whether a look at the numbers is possible and free: it stops compilation, and a host waits for its device."""
+    return not torch.compiler.is_compiling() and type(tensor) is Tensor and tensor.device.type == "cpu"

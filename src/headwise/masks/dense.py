@@ -6,9 +6,10 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from headwise.errors import ConfigError
 from headwise.masks.patterns import Mask, require_batch_size
 
-COUNT_BLOCK = 2**22  # pairs of one head looked at together while counting: 4 MiB of bool
+COUNT_BLOCK = 2**22  # pairs looked at together while counting, over all rows and heads: 4 MiB of bool
 
 
 def dense_mask(
@@ -20,7 +21,7 @@ def dense_mask(
     key_len: int,
     query_index: Int[Tensor, "... query_len"] | None = None,
     key_index: Int[Tensor, "... key_len"] | None = None,
-    device: torch.device | str = "cpu",
+    device: torch.device | str | None = None,
 ) -> Bool[Tensor, "#batch #num_heads #query_len #key_len"]:
     """Return the mask as a bool tensor; True = may attend.
 
@@ -35,12 +36,14 @@ def dense_mask(
         key_len: number S of keys.
         query_index: (T,) or (B, T) places of the queries. Default: the queries stand at the end of the keys.
         key_index: (S,) or (B, S) places of the keys; -1 = an empty slot, which nobody may read. Default: 0, 1, 2, ...
-        device: where the tensor is made.
+        device: where the tensor is made. Default: where the mask's own tensors are, or the CPU.
 
     Raises:
         ConfigError: the mask was made for another batch size.
     """
     require_batch_size(mask, batch_size)
+    if device is None:
+        device = mask.device or "cpu"
     batch = torch.arange(batch_size, device=device).view(-1, 1, 1, 1)
     head = torch.arange(num_heads, device=device).view(1, -1, 1, 1)
     if query_index is None:
@@ -66,11 +69,16 @@ def count_allowed(mask: Mask, batch_size: int, num_heads: int, query_len: int, k
         num_heads: number of query heads.
         query_len: number of queries; they stand at the end of the keys.
         key_len: number of keys.
+
+    Raises:
+        ConfigError: the mask was made for another batch size, or its tensors have no values to read.
     """
+    if mask.device is not None and mask.device.type == "meta":
+        raise ConfigError(f"a mask must hold values for its pairs to be counted; got {mask!r} on the meta device")
     total = 0
-    rows = max(1, COUNT_BLOCK // max(1, key_len))
+    rows = max(1, COUNT_BLOCK // max(1, batch_size * num_heads * key_len))
     for first in range(0, query_len, rows):
-        block = torch.arange(first, min(first + rows, query_len)) + key_len - query_len
+        block = torch.arange(first, min(first + rows, query_len), device=mask.device) + key_len - query_len
         allowed = dense_mask(
             mask,
             batch_size=batch_size,
@@ -87,15 +95,29 @@ def count_allowed(mask: Mask, batch_size: int, num_heads: int, query_len: int, k
     return total
 
 
-def flex_mask_mod(mask: Mask) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """Return the mask as FlexAttention's `mask_mod(batch, head, query_index, key_index)`, which must give a tensor.
+def flex_mask_mod(
+    mask: Mask,
+    *,
+    query_len: int,
+    key_len: int,
+    query_index: Int[Tensor, "... query_len"] | None = None,
+    key_index: Int[Tensor, "... key_len"] | None = None,
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """Return the mask as FlexAttention's `mask_mod(batch, head, query, key)`, whose last two are slots counted from 0.
 
-    FlexAttention counts queries from 0, so with fewer queries than keys shift the query index by `key_len - query_len`.
+    Args:
+        mask: the mask.
+        query_len: number T of queries.
+        key_len: number S of keys.
+        query_index: (T,) or (B, T) places of the queries. Default: the queries stand at the end of the keys.
+        key_index: (S,) or (B, S) places of the keys; -1 = an empty slot, which nobody may read. Default: 0, 1, 2, ...
     """
 
-    def mask_mod(batch: Tensor, head: Tensor, query_index: Tensor, key_index: Tensor) -> Tensor:
-        allowed = mask.allows(batch, head, query_index, key_index)
-        return allowed if isinstance(allowed, Tensor) else torch.full_like(key_index, allowed, dtype=torch.bool)
+    def mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        query_place = query + (key_len - query_len) if query_index is None else _look_up(query_index, batch, query)
+        key_place = key if key_index is None else _look_up(key_index, batch, key)
+        allowed: Tensor = (key_place >= 0) & mask.allows(batch, head, query_place, key_place)
+        return allowed
 
     return mask_mod
 
@@ -106,3 +128,7 @@ def draw(mask: Mask, query_len: int, key_len: int, *, batch: int = 0, head: int 
     return "\n".join(
         "".join("■" if mask.allows(batch, head, query, key) else "·" for key in range(key_len)) for query in rows
     )
+
+
+def _look_up(index: Tensor, batch: Tensor, slot: Tensor) -> Tensor:
+    return index[slot] if index.ndim == 1 else index[batch, slot]

@@ -15,7 +15,7 @@ class Distances(NamedTuple):
 
     intervals: tuple[tuple[int | float, int | float], ...]
 
-    def intersect(self, other: "Distances") -> "Distances":
+    def __and__(self, other: "Distances") -> "Distances":
         """Return the distances that are in both sets."""
         overlaps = (
             (max(low, other_low), min(high, other_high))
@@ -24,19 +24,19 @@ class Distances(NamedTuple):
         )
         return Distances(tuple(sorted((low, high) for low, high in overlaps if low < high)))
 
-    def complement(self) -> "Distances":
+    def __invert__(self) -> "Distances":
         """Return the distances that are not in the set."""
         ends = [-INFINITY, *(end for interval in self.intervals for end in interval), INFINITY]
         gaps = zip(ends[::2], ends[1::2], strict=True)
         return Distances(tuple((low, high) for low, high in gaps if low < high))
 
-    def union(self, other: "Distances") -> "Distances":
+    def __or__(self, other: "Distances") -> "Distances":
         """Return the distances that are in either set."""
-        return self.complement().intersect(other.complement()).complement()
+        return ~(~self & ~other)
 
     def within(self, query_len: int, key_len: int) -> "Distances":
         """Return the distances that occur between queries at the end of the keys and those keys."""
-        return self.intersect(Distances(((1 - query_len, key_len),)))
+        return self & Distances(((1 - query_len, key_len),))
 
     def count_pairs(self, query_len: int, key_len: int) -> int:
         """Count the (query, key) pairs at these distances, the queries standing at the end of the keys."""
@@ -58,7 +58,7 @@ class Distances(NamedTuple):
         A key meets `query_len` neighbouring distances and a query meets `key_len`. So every key is read by some query
         if the run is shorter than `query_len`, and every query reads some key if it is shorter than `key_len`.
         """
-        gaps = self.complement().within(query_len, key_len).intervals
+        gaps = (~self).within(query_len, key_len).intervals
         return max([0, *(int(high - low) for low, high in gaps)])
 
 

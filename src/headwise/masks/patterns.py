@@ -7,7 +7,7 @@ last key.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from headwise.errors import ConfigError
 from headwise.masks.distances import EVERY_DISTANCE, INFINITY, Distances
@@ -16,18 +16,24 @@ from headwise.masks.distances import EVERY_DISTANCE, INFINITY, Distances
 class Mask:
     """Which keys a query may read; True = may attend.
 
-    Masks combine with `&`, `|` and `~`. Structural masks are frozen, compare and hash by what they allow, and may stand
-    in a config; data masks hold tensors and compare by identity.
+    Masks combine with `&`, `|` and `~`. Structural masks are frozen, compare and hash by how they are written (`a & b`
+    allows the same as `b & a` and differs from it), and may stand in a config; data masks hold tensors and compare by
+    identity.
     """
 
     @property
     def is_structural(self) -> bool:
-        """Whether the mask depends on indices alone, so that it may stand in a config."""
-        return True
+        """Whether the mask is a frozen value without tensors and may stand in a config; False unless a kind says so."""
+        return False
 
     @property
     def batch_size(self) -> int | None:
         """Number of batch rows that the mask describes; None: it is the same for any."""
+        return None
+
+    @property
+    def device(self) -> Any:
+        """The torch.device of the tensors that the mask holds; None: it holds none."""
         return None
 
     def allows(self, batch: Any, head: Any, query_index: Any, key_index: Any) -> Any:
@@ -58,7 +64,8 @@ class Mask:
             num_heads: number of query heads.
 
         Raises:
-            ConfigError: a size is no whole number or negative, or the mask was made for another batch size.
+            ConfigError: a size is no whole number or negative, the mask was made for another batch size, or its tensors
+                have no values to read (the meta device).
         """
         for name, value in (
             ("query_len", query_len),
@@ -104,6 +111,8 @@ class Mask:
 class Full(Mask):
     """Every query sees every key."""
 
+    is_structural = True
+
     def allows(self, batch: Any, head: Any, query_index: Any, key_index: Any) -> Any:
         """Return True."""
         return True
@@ -116,6 +125,8 @@ class Full(Mask):
 @dataclass(frozen=True)
 class Causal(Mask):
     """Each query sees itself and all keys before it."""
+
+    is_structural = True
 
     def allows(self, batch: Any, head: Any, query_index: Any, key_index: Any) -> Any:
         """Return whether the key stands at or before the query."""
@@ -137,6 +148,8 @@ class SlidingWindow(Mask):
     window as `(window_size - 1, 0)`.
     """
 
+    is_structural = True
+
     window_size: int
 
     def __post_init__(self) -> None:
@@ -152,67 +165,77 @@ class SlidingWindow(Mask):
 
 
 @dataclass(frozen=True, repr=False)
-class And(Mask):
+class _Pair(Mask):
+    """Two masks and the operator that joins what they say."""
+
+    left: Mask
+    right: Mask
+
+    sign: ClassVar[str]
+
+    @property
+    def is_structural(self) -> bool:
+        """Whether both are."""
+        return self.left.is_structural and self.right.is_structural
+
+    @property
+    def batch_size(self) -> int | None:
+        """The batch size that both describe."""
+        batch_size: int | None = self._shared("batch_size", "describe the same batch")
+        return batch_size
+
+    @property
+    def device(self) -> Any:
+        """The device that the tensors of both are on."""
+        return self._shared("device", "be on the same device")
+
+    def allows(self, batch: Any, head: Any, query_index: Any, key_index: Any) -> Any:
+        """Join what the two masks allow."""
+        return self._join(
+            self.left.allows(batch, head, query_index, key_index),
+            self.right.allows(batch, head, query_index, key_index),
+        )
+
+    def distances(self) -> Distances | None:
+        """Join the distances that the two masks allow."""
+        left, right = self.left.distances(), self.right.distances()
+        return None if left is None or right is None else self._join(left, right)
+
+    @staticmethod
+    def _join(left: Any, right: Any) -> Any:
+        raise NotImplementedError
+
+    def _shared(self, name: str, demand: str) -> Any:
+        left, right = getattr(self.left, name), getattr(self.right, name)
+        if left is not None and right is not None and left != right:
+            raise ConfigError(
+                f"masks that are combined must {demand}; got {self.left!r} ({name} {left}) "
+                f"and {self.right!r} ({name} {right})"
+            )
+        return right if left is None else left
+
+    def __repr__(self) -> str:
+        return f"({self.left!r} {self.sign} {self.right!r})"
+
+
+class And(_Pair):
     """What both masks allow; written `left & right`."""
 
-    left: Mask
-    right: Mask
+    sign = "&"
 
-    @property
-    def is_structural(self) -> bool:
-        """Whether both are."""
-        return self.left.is_structural and self.right.is_structural
-
-    @property
-    def batch_size(self) -> int | None:
-        """The batch size that both describe."""
-        return _shared_batch_size(self.left, self.right)
-
-    def allows(self, batch: Any, head: Any, query_index: Any, key_index: Any) -> Any:
-        """Return whether both masks allow the pair."""
-        return self.left.allows(batch, head, query_index, key_index) & self.right.allows(
-            batch, head, query_index, key_index
-        )
-
-    def distances(self) -> Distances | None:
-        """Return the distances that both allow."""
-        left, right = self.left.distances(), self.right.distances()
-        return None if left is None or right is None else left.intersect(right)
-
-    def __repr__(self) -> str:
-        return f"({self.left!r} & {self.right!r})"
+    @staticmethod
+    def _join(left: Any, right: Any) -> Any:
+        return left & right
 
 
-@dataclass(frozen=True, repr=False)
-class Or(Mask):
+class Or(_Pair):
     """What either mask allows; written `left | right`."""
 
-    left: Mask
-    right: Mask
+    sign = "|"
 
-    @property
-    def is_structural(self) -> bool:
-        """Whether both are."""
-        return self.left.is_structural and self.right.is_structural
-
-    @property
-    def batch_size(self) -> int | None:
-        """The batch size that both describe."""
-        return _shared_batch_size(self.left, self.right)
-
-    def allows(self, batch: Any, head: Any, query_index: Any, key_index: Any) -> Any:
-        """Return whether either mask allows the pair."""
-        return self.left.allows(batch, head, query_index, key_index) | self.right.allows(
-            batch, head, query_index, key_index
-        )
-
-    def distances(self) -> Distances | None:
-        """Return the distances that either allows."""
-        left, right = self.left.distances(), self.right.distances()
-        return None if left is None or right is None else left.union(right)
-
-    def __repr__(self) -> str:
-        return f"({self.left!r} | {self.right!r})"
+    @staticmethod
+    def _join(left: Any, right: Any) -> Any:
+        return left | right
 
 
 @dataclass(frozen=True, repr=False)
@@ -231,6 +254,11 @@ class Not(Mask):
         """The batch size that the mask describes."""
         return self.mask.batch_size
 
+    @property
+    def device(self) -> Any:
+        """The device of the mask's tensors."""
+        return self.mask.device
+
     def allows(self, batch: Any, head: Any, query_index: Any, key_index: Any) -> Any:
         """Return whether the mask forbids the pair."""
         return self.mask.allows(batch, head, query_index, key_index) ^ True
@@ -238,7 +266,7 @@ class Not(Mask):
     def distances(self) -> Distances | None:
         """Return the distances that the mask forbids."""
         distances = self.mask.distances()
-        return None if distances is None else distances.complement()
+        return None if distances is None else ~distances
 
     def __repr__(self) -> str:
         return f"~{self.mask!r}"
@@ -267,12 +295,3 @@ def require_whole_number(name: str, value: object, *, minimum: int) -> None:
     """Raise ConfigError unless `value` is a whole number of at least `minimum`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         raise ConfigError(f"{name} must be a whole number, at least {minimum}; got {value!r}")
-
-
-def _shared_batch_size(left: Mask, right: Mask) -> int | None:
-    if left.batch_size is not None and right.batch_size is not None and left.batch_size != right.batch_size:
-        raise ConfigError(
-            f"masks that are combined must describe the same batch; got {left!r} of {left.batch_size} rows "
-            f"and {right!r} of {right.batch_size}"
-        )
-    return right.batch_size if left.batch_size is None else left.batch_size

@@ -12,10 +12,9 @@ from headwise.errors import ConfigError, UnsupportedError
 from headwise.masks.patterns import Full, Mask
 from headwise.nn.projection import make_projection, merge_heads, split_heads
 from headwise.ops.attention import attention
+from headwise.ops.call import require_impl
 from headwise.ops.results import AttentionOutput
 from headwise.positions.rotary import RotaryPositions
-
-QK_NORM_EPS = 1e-6  # Qwen3's
 
 
 class MultiHeadAttention(nn.Module):
@@ -37,6 +36,7 @@ class MultiHeadAttention(nn.Module):
         value_dim: width of the tokens that values are projected from. Default: `key_dim`.
         projection_bias: True: all four projections have a bias; "qkv": all but `out_proj`; False: none.
         qk_norm: RMSNorm of each query and key head, before positions.
+        qk_norm_eps: what that norm adds to the mean square.
         position: Rotary, or None.
         mask: structural mask that belongs to the layer; a call's own mask is combined with it by `&`.
         scale: factor on the scores. Default: `1 / sqrt(head_dim)`.
@@ -48,7 +48,7 @@ class MultiHeadAttention(nn.Module):
 
     Raises:
         ConfigError: settings that contradict each other.
-        UnsupportedError: rotary positions with scaled frequencies.
+        UnsupportedError: rotary positions with scaled frequencies, an unknown `impl`.
 
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.2; grouped heads: Ainslie et al. 2023, "GQA".
     """
@@ -65,6 +65,7 @@ class MultiHeadAttention(nn.Module):
         value_dim: int | None = None,
         projection_bias: bool | Literal["qkv"] = True,
         qk_norm: bool = False,
+        qk_norm_eps: float = 1e-6,
         position: Rotary | None = None,
         mask: Mask = Full(),  # noqa: B008  a frozen value
         scale: float | None = None,
@@ -82,19 +83,21 @@ class MultiHeadAttention(nn.Module):
             value_dim=value_dim,
             projection_bias=projection_bias,
             qk_norm=qk_norm,
+            qk_norm_eps=qk_norm_eps,
             position=position,
             mask=mask,
             scale=scale,
             dropout_p=dropout_p,
         )
+        require_impl(impl)
         self.impl = impl
         has_bias = projection_bias is not False
         self.q_proj = make_projection(embed_dim, num_heads * config.head_dim, bias=has_bias)
         self.k_proj = make_projection(config.key_dim, config.num_kv_heads * config.head_dim, bias=has_bias)
         self.v_proj = make_projection(config.value_dim, config.num_kv_heads * config.v_head_dim, bias=has_bias)
         self.out_proj = make_projection(num_heads * config.v_head_dim, embed_dim, bias=projection_bias is True)
-        self.q_norm = nn.RMSNorm(config.head_dim, eps=QK_NORM_EPS) if qk_norm else None
-        self.k_norm = nn.RMSNorm(config.head_dim, eps=QK_NORM_EPS) if qk_norm else None
+        self.q_norm = nn.RMSNorm(config.head_dim, eps=config.qk_norm_eps) if qk_norm else None
+        self.k_norm = nn.RMSNorm(config.head_dim, eps=config.qk_norm_eps) if qk_norm else None
         self.rotary = None if position is None else RotaryPositions(position, config.head_dim)
 
     @classmethod
@@ -125,7 +128,8 @@ class MultiHeadAttention(nn.Module):
             (batch, query_len, embed_dim).
 
         Raises:
-            ConfigError: a width that the layer was not built for, a mask that is no Mask, positions without a use.
+            ConfigError: a width that the layer was not built for, a mask that is no Mask, positions without a
+                use or not one whole number a token.
             UnsupportedError: rotary positions in cross-attention.
         """
         return self.attend(query, key, value, mask=mask, positions=positions).output

@@ -1,20 +1,17 @@
 """The public operation: check the call, choose an implementation, call it."""
 
-import math
 from contextlib import nullcontext
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from headwise.errors import HeadwiseError, UnsupportedError
-from headwise.masks.patterns import Mask, require_batch_size, require_mask
-from headwise.ops.lowering import autocast_dtype, cast_as_autocast, simplest_form
+from headwise.masks.patterns import Mask
+from headwise.ops.call import Call, autocast_dtype, find_sdpa_obstacle, prepare
+from headwise.ops.lowering import simplest_form
 from headwise.ops.reference import reference_attention
 from headwise.ops.results import AttentionOutput, Choice
 from headwise.ops.sdpa import plan_kernel, sdpa_attention
-
-IMPLS = ("reference", "sdpa")
 
 
 def attention(
@@ -36,9 +33,12 @@ def attention(
     `output = softmax(scale * query key^T where the mask allows) value`
 
     Query head `h` uses key/value head `h // (num_heads // num_kv_heads)`; keys and values are never expanded. A query
-    that may read no key gives output 0, weights 0 and logsumexp -inf, with finite gradients. A key/value slot that no
-    query may read can hold anything, NaN too. Training or not, weights asked for or not, and any implementation: the
-    meaning is the same.
+    that may read no key gives output 0, weights 0 and logsumexp -inf, with finite gradients. Training or not, weights
+    asked for or not, and any implementation: the meaning is the same.
+
+    A key/value slot that no query may read can hold anything, NaN too. One that is masked for some queries alone must
+    be finite and have a finite float32 score with those too, as the kernels add -inf to a masked score and multiply a
+    masked value by 0; the same goes for its value's product with the output's gradient.
 
     Args:
         query: (batch, num_heads, query_len, head_dim).
@@ -67,49 +67,12 @@ def attention(
 
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.1.
     """
-    wanted_dtype = autocast_dtype(query.device.type)
-    if wanted_dtype is not None:
-        query, key, value = (cast_as_autocast(tensor, wanted_dtype) for tensor in (query, key, value))
-    chosen = _check_and_resolve(
-        query,
-        key,
-        value,
-        mask=mask,
-        query_index=query_index,
-        key_index=key_index,
-        scale=scale,
-        dropout_p=dropout_p,
-        return_weights=return_weights,
-        return_logsumexp=return_logsumexp,
-        impl=impl,
-    )
-    if scale is None:
-        scale = 1 / math.sqrt(query.shape[-1])
+    call = Call(query, key, value, mask, query_index, key_index, scale, dropout_p, return_weights, return_logsumexp)
+    call, resolved = prepare(call, impl)
     # Inside, softmax sums are float32 or better, whatever autocast would make of them.
-    with nullcontext() if wanted_dtype is None else torch.autocast(query.device.type, enabled=False):
-        if chosen == "reference":
-            return reference_attention(
-                query,
-                key,
-                value,
-                mask=mask,
-                query_index=query_index,
-                key_index=key_index,
-                scale=scale,
-                dropout_p=dropout_p,
-                return_weights=return_weights,
-                return_logsumexp=return_logsumexp,
-            )
-        return sdpa_attention(
-            query,
-            key,
-            value,
-            mask=mask,
-            query_index=query_index,
-            key_index=key_index,
-            scale=scale,
-            dropout_p=dropout_p,
-        )
+    device_type = query.device.type
+    with nullcontext() if autocast_dtype(device_type) is None else torch.autocast(device_type, enabled=False):
+        return reference_attention(call) if resolved == "reference" else sdpa_attention(call)
 
 
 def choose_impl(
@@ -136,125 +99,10 @@ def choose_impl(
     Raises:
         HeadwiseError: as `attention`.
     """
-    wanted_dtype = autocast_dtype(query.device.type)
-    if wanted_dtype is not None:
-        query, key, value = (cast_as_autocast(tensor, wanted_dtype) for tensor in (query, key, value))
-    chosen = _check_and_resolve(
-        query,
-        key,
-        value,
-        mask=mask,
-        query_index=query_index,
-        key_index=key_index,
-        scale=scale,
-        dropout_p=dropout_p,
-        return_weights=return_weights,
-        return_logsumexp=return_logsumexp,
-        impl=impl,
-    )
-    if chosen == "reference":
-        obstacle = _find_sdpa_obstacle(return_weights, return_logsumexp) or "reference was asked for"
+    call = Call(query, key, value, mask, query_index, key_index, scale, dropout_p, return_weights, return_logsumexp)
+    call, resolved = prepare(call, impl)
+    if resolved == "reference":
+        obstacle = find_sdpa_obstacle(call) or "reference was asked for"
         return Choice(impl="reference", kernel=None, reasons=(f"sdpa is not taken: {obstacle}",))
-    has_indices = query_index is not None or key_index is not None
-    form = simplest_form(mask, query.shape[2], key.shape[2], has_indices=has_indices)
-    kernel = plan_kernel(query, key[:, :, form.first_key :], value[:, :, form.first_key :], form, dropout_p)[1]
+    kernel = plan_kernel(call, simplest_form(call))[1]
     return Choice(impl="sdpa", kernel=kernel.name, reasons=kernel.reasons)
-
-
-def _check_and_resolve(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    mask: Mask | None,
-    query_index: Tensor | None,
-    key_index: Tensor | None,
-    scale: int | float | None,
-    dropout_p: int | float,
-    return_weights: bool,
-    return_logsumexp: bool,
-    impl: str,
-) -> str:
-    """Check a call and return its implementation; an error names the call and its shapes, then the fact."""
-    try:
-        _check_tensors(query, key, value)
-        _check_index("query_index", query_index, query, query)
-        _check_index("key_index", key_index, query, key)
-        if mask is not None:
-            require_mask(mask)
-            require_batch_size(mask, query.shape[0])
-        if scale is not None and not math.isfinite(scale):
-            raise HeadwiseError(f"scale must be a finite number; got {scale}")
-        if not 0 <= dropout_p < 1:
-            raise HeadwiseError(f"dropout_p must be at least 0 and below 1; got {dropout_p}")
-        return _resolve(impl, return_weights, return_logsumexp)
-    except HeadwiseError as error:
-        shapes = (f"{name} {_shape(tensor)}" for name, tensor in (("query", query), ("key", key), ("value", value)))
-        raise type(error)(f"attention({', '.join(shapes)}):\n  {error}") from None
-
-
-def _resolve(impl: str, return_weights: bool, return_logsumexp: bool) -> str:
-    obstacle = _find_sdpa_obstacle(return_weights, return_logsumexp)
-    if impl == "auto":
-        return "sdpa" if obstacle is None else "reference"
-    if impl not in IMPLS:
-        raise UnsupportedError(f"impl must be one of {', '.join(IMPLS)} and auto; got {impl!r}")
-    if impl == "sdpa" and obstacle is not None:
-        raise UnsupportedError(f'{obstacle}; use impl="reference", which does, or "auto"')
-    return impl
-
-
-def _find_sdpa_obstacle(return_weights: bool, return_logsumexp: bool) -> str | None:
-    asked = [name for name, is_asked in (("weights", return_weights), ("logsumexp", return_logsumexp)) if is_asked]
-    return f"torch's fused kernels do not return {' and '.join(asked)}" if asked else None
-
-
-def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
-    if not query.ndim == key.ndim == value.ndim == 4:
-        raise HeadwiseError(
-            "query, key and value must have the dimensions (batch, num_heads, seq_len, head_dim); "
-            f"got {query.ndim}, {key.ndim} and {value.ndim} dimensions"
-        )
-    batch_size, num_heads, _, head_dim = query.shape
-    key_batch, num_kv_heads, _, key_head_dim = key.shape
-    if value.shape[:3] != key.shape[:3]:
-        raise HeadwiseError(
-            "each key must have one value, so the first three dimensions of key and value must be equal; "
-            f"got {_shape(key)} and {_shape(value)}"
-        )
-    if key_batch != batch_size:
-        raise HeadwiseError(f"query and key must have the same batch size; got {batch_size} and {key_batch}")
-    if key_head_dim != head_dim or head_dim < 1:
-        raise HeadwiseError(
-            "query and key must have the same head_dim, at least 1, since they are multiplied; "
-            f"got {head_dim} and {key_head_dim}"
-        )
-    if num_kv_heads < 1 or num_heads < 1 or num_heads % num_kv_heads:
-        raise HeadwiseError(
-            "num_heads must be a multiple of num_kv_heads, so that each key head serves the same number of queries; "
-            f"got {num_heads} and {num_kv_heads}"
-        )
-    if not query.dtype == key.dtype == value.dtype or not query.is_floating_point():
-        raise HeadwiseError(
-            "query, key and value must have one floating-point dtype; "
-            f"got {query.dtype}, {key.dtype} and {value.dtype} (cast them, or use torch.autocast)"
-        )
-    if not query.device == key.device == value.device:
-        raise HeadwiseError(
-            f"query, key and value must be on one device; got {query.device}, {key.device} and {value.device}"
-        )
-
-
-def _check_index(name: str, index: Tensor | None, query: Tensor, tokens: Tensor) -> None:
-    if index is None:
-        return
-    batch_size, seq_len = query.shape[0], tokens.shape[2]
-    if index.shape not in ((seq_len,), (batch_size, seq_len)) or index.is_floating_point() or index.dtype == torch.bool:
-        raise HeadwiseError(
-            f"{name} must hold one whole number a token, shape ({seq_len},) or ({batch_size}, {seq_len}); "
-            f"got {index.dtype} of shape {_shape(index)}"
-        )
-
-
-def _shape(tensor: Tensor) -> tuple[int, ...]:
-    return tuple(tensor.shape)

@@ -54,7 +54,17 @@ class RotaryPositions(nn.Module):
 
         Returns:
             The turned vectors, in the dtype that came.
+
+        Raises:
+            ConfigError: positions are not one whole number a token.
         """
+        batch_size, _, seq_len, _ = vectors.shape
+        is_other_kind = positions.is_floating_point() or positions.is_complex() or positions.dtype == torch.bool
+        if positions.shape not in ((seq_len,), (batch_size, seq_len)) or is_other_kind:
+            raise ConfigError(
+                f"positions must hold one whole number a token, shape ({seq_len},) or ({batch_size}, {seq_len}); "
+                f"got {positions.dtype} of shape {tuple(positions.shape)}"
+            )
         cos, sin = rotary_tables(positions, self.head_dim, float(self.config.theta))
         return rotate(vectors, cos.unsqueeze(-3), sin.unsqueeze(-3), self.config.pairing)
 

@@ -67,8 +67,10 @@ def format_difference(predicted: int, counted: int) -> str:
     return f"{predicted - counted:+,}".replace("-", "−")
 
 
-def format_share(share: float) -> str:
-    """Write a share in two digits, 0.42; one that would round up to all of it keeps a third: 0.996."""
+def format_share(share: float | None) -> str:
+    """Write a share in two digits, 0.42; one that would round up to all of it keeps a third: 0.996; – for None."""
+    if share is None:
+        return "–"
     return f"{share:.3f}" if 0.995 <= share < 1 else f"{share:.2f}"
 
 
@@ -155,17 +157,18 @@ def memory_rows(section: MemorySection) -> list[Row]:
             gap = _difference(predicted, measured) if percent is None else format_gap(percent)
             rows.append(_row(label, about, predicted, measured, format_bytes, gap=gap))
     if rows or section.kv_cache_bytes is not None:
-        rows.append(kv_cache_row(section.kv_cache_bytes, section.kv_cache_bytes_per_token))
+        rows.append(kv_cache_row(section.kv_cache_bytes, section.kv_cache_bytes_per_token, section.kv_cache_dtype))
     if section.score_matrix_bytes is not None:
         about = "of one layer, all heads and texts, if it were stored"
         rows.append(_row("One score matrix", about, section.score_matrix_bytes, None, format_bytes))
     return rows
 
 
-def kv_cache_row(cache_bytes: int | None, bytes_per_token: int | None) -> Row:
-    """Return the row of a key/value cache: all of it, and the bytes of one token of one text."""
+def kv_cache_row(cache_bytes: int | None, bytes_per_token: int | None, dtype: str | None) -> Row:
+    """Return the row of a key/value cache in a dtype: all of it, and the bytes of one token of one text."""
+    label = "Key/value cache" if dtype is None else f"Key/value cache, {dtype}"
     about = "" if bytes_per_token is None else f"{bytes_per_token:,} bytes a token"
-    return _row("Key/value cache", about, cache_bytes, None, format_bytes)
+    return _row(label, about, cache_bytes, None, format_bytes)
 
 
 def _pair(name: str, predicted: object, measured: object) -> tuple[int | None, int | None]:
@@ -201,4 +204,4 @@ def _row(
 def held_roles(inspection: Inspection) -> list[tuple[HeadStatistics, Role]]:
     """Return every head that holds a role with that role, the clearest first."""
     held = [(head, role) for head in inspection.heads for role in head.roles if role.holds]
-    return sorted(held, key=lambda pair: -pair[1].score)
+    return sorted(held, key=lambda pair: pair[1].score or 0.0, reverse=True)

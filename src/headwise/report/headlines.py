@@ -10,6 +10,8 @@ from headwise.results import format_bytes, format_count, format_flops
 
 Tone = Literal["good", "warn", "bad", "plain"]
 VERDICT_TONES: dict[str, Tone] = {"yes": "good", "tight": "warn", "no": "bad"}
+CANNOT_TELL = "cannot tell"
+NOTHING_PREDICTED = "nothing is predicted without a config"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +89,7 @@ def _training_peak(section: MemorySection) -> Headline:
 
 def _fit(verdict: FitVerdict | None) -> Headline:
     if verdict is None:
-        return Headline(label="Does it fit?", value="not asked", detail="no device was named")
+        return Headline(label="Does it fit?", value=CANNOT_TELL, detail=NOTHING_PREDICTED)
     device = verdict.device
     words = {"yes": "Yes", "tight": "Tight", "no": "No"}
     return Headline(

@@ -95,12 +95,12 @@ def heads_json(inspection: Inspection) -> str:
 
 def _head(head: HeadStatistics, role_names: list[str]) -> dict[str, Any]:
     roles = {role.name: role for role in head.roles}
-    scores = [roles[name].score if name in roles else math.nan for name in role_names]
+    scores = [roles[name].score if name in roles else None for name in role_names]
     values = [getattr(head, statistic.name) for statistic in STATISTICS] + scores
     return {
         "layer": head.layer,
         "head": head.head,
-        "values": [round(value, 6) if math.isfinite(value) else None for value in values],
+        "values": [round(value, 6) if value is not None and math.isfinite(value) else None for value in values],
         "held": [len(STATISTICS) + i for i, name in enumerate(role_names) if name in roles and roles[name].holds],
     }
 

@@ -21,7 +21,7 @@ from headwise.report.figures import (
     parameter_rows,
     workload_facts,
 )
-from headwise.report.headlines import VERDICT_TONES, as_sentence
+from headwise.report.headlines import CANNOT_TELL, NOTHING_PREDICTED, VERDICT_TONES, as_sentence
 
 MAX_HELD_ROLES = 8
 STYLES = {"good": "green", "warn": "yellow", "bad": "red"}
@@ -42,6 +42,11 @@ def report_text(report: Report, *, width: int = 80) -> str:
     return plain_text(report_renderable(report), width=width)
 
 
+def count_text(count: Count, *, width: int = 80) -> str:
+    """Return a count as lines of plain text, without colours, at most `width` columns wide."""
+    return plain_text(count_renderable(count), width=width)
+
+
 def report_renderable(report: Report) -> RenderableType:
     """Return a report as what rich prints; made for 80 columns."""
     parts: list[RenderableType] = [
@@ -51,8 +56,7 @@ def report_renderable(report: Report) -> RenderableType:
         Text(),
         rows_table(_short_rows(report)),
     ]
-    if report.memory.fit is not None:
-        parts += [Text(), fit_text(report.memory.fit)]
+    parts += [Text(), fit_text(report.memory.fit)]
     if report.heads is not None:
         parts += [Text(), held_roles_table(report.heads)]
     notes = report.parameters.notes + report.flops.notes + report.memory.notes + report.heads_notes
@@ -70,8 +74,7 @@ def count_renderable(count: Count) -> RenderableType:
     if count.flops is not None:
         rows += flop_rows(FlopsSection(forward=count.flops.forward, train=count.flops.train, counted_forward=None))
     if count.kv_cache_bytes is not None:
-        row = kv_cache_row(count.kv_cache_bytes, count.kv_cache_bytes_per_token)
-        rows.append(replace(row, label=f"{row.label}, {count.dtype}"))
+        rows.append(kv_cache_row(count.kv_cache_bytes, count.kv_cache_bytes_per_token, count.dtype))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     table.add_column("")
     table.add_column("", justify="right", no_wrap=True)
@@ -101,8 +104,10 @@ def rows_table(rows: list[Row], *, measured: str = "measured") -> Table:
     return table
 
 
-def fit_text(verdict: FitVerdict) -> Text:
-    """Return whether a step fits a device, and why."""
+def fit_text(verdict: FitVerdict | None) -> Text:
+    """Return whether a step fits a device, and why; None = it cannot be told."""
+    if verdict is None:
+        return Text(f"Does it fit? {CANNOT_TELL}: {NOTHING_PREDICTED}.")
     text = safe_text(f"Fits {verdict.device.name}: ")
     text.append(verdict.fits, style=f"bold {STYLES[VERDICT_TONES[verdict.fits]]}")
     return text.append("\n").append_text(safe_text(as_sentence(verdict.reason)))

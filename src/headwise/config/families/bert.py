@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 
-from headwise.config.attention import AttentionConfig, shown
+from headwise.config.attention import AttentionConfig
+from headwise.config.checks import shown
 from headwise.config.families.classes import read_top
-from headwise.config.keys import Keys
+from headwise.config.keys import Keys, read_dtype
 from headwise.config.model import MAX_LAYERS, BlockConfig, FeedForwardConfig, ModelConfig
 from headwise.errors import ConfigError
 
@@ -23,7 +24,6 @@ _DEFAULTS = {
     "is_decoder": False,
     "add_cross_attention": False,
     "position_embedding_type": "absolute",
-    "dtype": None,
 }
 
 
@@ -35,6 +35,7 @@ def read_bert(config: Mapping[str, object], *, name: str, head: bool) -> ModelCo
     embed_dim, vocab_size = keys.size("hidden_size"), keys.size("vocab_size")
     positions = keys.size("max_position_embeddings")
     dropout_p = keys.probability("hidden_dropout_prob")
+    keys.require_multiple("hidden_size", "num_attention_heads")
     block = BlockConfig(
         attention=AttentionConfig(
             embed_dim=embed_dim,
@@ -46,7 +47,7 @@ def read_bert(config: Mapping[str, object], *, name: str, head: bool) -> ModelCo
         ),
         norm="layernorm",
         norm_placement="post",
-        norm_eps=keys.number("layer_norm_eps"),
+        norm_eps=keys.positive("layer_norm_eps"),
         dropout_p=dropout_p,
     )
     top = read_top(config, "bert", vocab_size=vocab_size, with_language_model=head, hidden_dropout_p=dropout_p)
@@ -64,7 +65,7 @@ def read_bert(config: Mapping[str, object], *, name: str, head: bool) -> ModelCo
         blocks=(block,) * num_layers,
         pooler=top.pooler,
         head=top.head,
-        dtype=keys.text_or_none("dtype"),
+        dtype=read_dtype(config),
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from headwise.config.attention import shown
+from headwise.config.checks import shown
 from headwise.config.keys import Keys
 from headwise.config.model import OutputHead
 from headwise.errors import ConfigError

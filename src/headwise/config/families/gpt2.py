@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 
 from headwise.config.attention import AttentionConfig
+from headwise.config.checks import MAX_SIZE
 from headwise.config.families.classes import read_top
-from headwise.config.keys import Keys
+from headwise.config.keys import Keys, read_dtype
 from headwise.config.model import MAX_LAYERS, BlockConfig, FeedForwardConfig, ModelConfig
 from headwise.errors import ConfigError
 from headwise.masks.patterns import Causal
@@ -24,7 +25,6 @@ _DEFAULTS = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
     "add_cross_attention": False,
-    "dtype": None,
 }
 
 _ALIASES = {
@@ -54,17 +54,18 @@ def read_gpt2(config: Mapping[str, object], *, name: str, head: bool) -> ModelCo
         blocks=_read_blocks(keys, embed_dim),
         final_norm=True,
         head=read_top(config, "gpt2", vocab_size=vocab_size, with_language_model=head).head,
-        dtype=keys.text_or_none("dtype"),
+        dtype=read_dtype(config),
     )
 
 
 def _read_blocks(keys: Keys, embed_dim: int) -> tuple[BlockConfig, ...]:
     num_layers = keys.size("n_layer", maximum=MAX_LAYERS)
     num_heads, attention_dropout_p = keys.size("n_head"), keys.probability("attn_pdrop")
-    dropout_p, norm_eps = keys.probability("resid_pdrop"), keys.number("layer_norm_epsilon")
+    dropout_p, norm_eps = keys.probability("resid_pdrop"), keys.positive("layer_norm_epsilon")
+    keys.require_multiple("n_embd", "n_head")
     feed_forward = FeedForwardConfig(
         embed_dim=embed_dim,
-        hidden_dim=keys.size_or_none("n_inner") or 4 * embed_dim,
+        hidden_dim=keys.size_or_none("n_inner") or 4 * keys.size("n_embd", maximum=MAX_SIZE // 4),
         activation=keys.text("activation_function"),
     )
 

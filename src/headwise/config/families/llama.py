@@ -6,9 +6,10 @@ Gemma Team 2024 (Gemma).
 
 from collections.abc import Mapping
 
-from headwise.config.attention import AttentionConfig, Rotary, require_number, shown
+from headwise.config.attention import AttentionConfig, Rotary
+from headwise.config.checks import require_positive, shown
 from headwise.config.families.classes import read_top
-from headwise.config.keys import Keys
+from headwise.config.keys import Keys, read_dtype
 from headwise.config.model import MAX_LAYERS, BlockConfig, FeedForwardConfig, ModelConfig
 from headwise.errors import ConfigError
 from headwise.masks.patterns import Causal, Mask, SlidingWindow
@@ -29,7 +30,6 @@ _SHARED: dict[str, object] = {
     "rope_scaling": None,
     "rope_theta": 10_000.0,
     "attention_dropout": 0.0,
-    "dtype": None,
 }
 
 # What each family does where its config.json has no key. A key that is not here is not the family's: it does nothing.
@@ -104,7 +104,7 @@ def read_llama(config: Mapping[str, object], *, name: str, head: bool, family: s
         blocks=_read_blocks(keys, embed_dim, family),
         final_norm=True,
         head=read_top(config, family, vocab_size=vocab_size, with_language_model=head).head,
-        dtype=keys.text_or_none("dtype"),
+        dtype=read_dtype(config),
     )
 
 
@@ -112,10 +112,12 @@ def _read_blocks(keys: Keys, embed_dim: int, family: str) -> tuple[BlockConfig, 
     masks = _read_masks(keys, num_layers=keys.size("num_hidden_layers", maximum=MAX_LAYERS))
     num_heads = keys.size("num_attention_heads")
     num_kv_heads = keys.size_or_none("num_key_value_heads")
-    head_dim = keys.size_or_none("head_dim") or keys.default("head_dim")
+    if num_kv_heads is not None:
+        keys.require_multiple("num_attention_heads", "num_key_value_heads")
+    head_dim = _read_head_dim(keys)
     projection_bias = keys.has("attention_bias") and keys.flag("attention_bias")
     dropout_p = keys.probability("attention_dropout", null=0.0)
-    norm_eps = keys.number("rms_norm_eps")
+    norm_eps = keys.positive("rms_norm_eps")
     position = _read_rotary(keys)
     feed_forward = _read_feed_forward(keys, embed_dim, family)
 
@@ -124,9 +126,10 @@ def _read_blocks(keys: Keys, embed_dim: int, family: str) -> tuple[BlockConfig, 
             embed_dim=embed_dim,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,  # type: ignore[arg-type]  # None asks for the default
-            head_dim=head_dim,  # type: ignore[arg-type]
+            head_dim=head_dim,
             projection_bias=projection_bias,
             qk_norm=family == "qwen3",
+            qk_norm_eps=norm_eps,
             position=position,
             mask=mask,
             dropout_p=dropout_p,
@@ -137,35 +140,52 @@ def _read_blocks(keys: Keys, embed_dim: int, family: str) -> tuple[BlockConfig, 
     return tuple(distinct[mask] for mask in masks)
 
 
+def _read_head_dim(keys: Keys) -> int:
+    """Read the width of a head: its own key, or an even share of the width; rotary positions turn pairs of it."""
+    head_dim = keys.size_or_none("head_dim") or keys.default("head_dim")
+    if isinstance(head_dim, int):
+        source = f"got {head_dim}"
+    else:
+        keys.require_multiple("hidden_size", "num_attention_heads", advice=" (or give head_dim)")
+        embed_dim, num_heads = keys.size("hidden_size"), keys.size("num_attention_heads")
+        head_dim = embed_dim // num_heads
+        source = f"it is missing, and hidden_size / num_attention_heads is {embed_dim} / {num_heads} = {head_dim}"
+    if head_dim % 2:
+        raise ConfigError(f"head_dim must be even for rotary positions, which turn pairs; {source}")
+    return head_dim
+
+
 def _read_feed_forward(keys: Keys, embed_dim: int, family: str) -> FeedForwardConfig:
     activation = keys.text("hidden_act")
     if family == "gemma" and activation == "gelu":
         activation = "gelu_pytorch_tanh"  # Gemma's first files name the exact form and mean this one
     has_experts = keys.has("num_local_experts")
+    num_experts = keys.size("num_local_experts", minimum=2) if has_experts else 1
     return FeedForwardConfig(
         embed_dim=embed_dim,
         hidden_dim=keys.size("intermediate_size"),
         activation=activation,
         gated=True,
         bias=keys.has("mlp_bias") and keys.flag("mlp_bias"),
-        num_experts=keys.size("num_local_experts", minimum=2) if has_experts else 1,
-        num_active_experts=keys.size("num_experts_per_tok") if has_experts else 1,
+        num_experts=num_experts,
+        num_active_experts=keys.size("num_experts_per_tok", maximum=num_experts) if has_experts else 1,
     )
 
 
 def _read_rotary(keys: Keys) -> Rotary:
     """Read the rotary positions: one object of settings, or the older `rope_theta` beside `rope_scaling`."""
-    settings = keys.mapping("rope_scaling") or keys.mapping("rope_parameters")
+    key = "rope_scaling" if keys.mapping("rope_scaling") else "rope_parameters"
+    settings = keys.mapping(key)
     if any(isinstance(value, Mapping) for value in settings.values()):
-        raise ConfigError("rope_parameters must be one set of values for all layers; got one per layer type")
-    kind = settings.get("rope_type", settings.get("type", "default"))
-    if kind not in ROPE_TYPES:
-        raise ConfigError(f"rope_type must be one of {', '.join(ROPE_TYPES)}; got {shown(kind)}")
-    assert isinstance(kind, str)
+        raise ConfigError(f"{key} must be one set of values for all layers; got one per layer type")
+    kind_key = "rope_type" if "rope_type" in settings or "type" not in settings else "type"
+    kind = settings.get(kind_key, "default")
+    if not isinstance(kind, str) or kind not in ROPE_TYPES:
+        raise ConfigError(f"{kind_key} in {key} must be one of {', '.join(ROPE_TYPES)}; got {shown(kind)}")
     theta = settings.get("rope_theta")
     if theta is None:
-        theta = keys.number("rope_theta")
-    require_number("rope_theta", theta)
+        theta = keys.positive("rope_theta")
+    require_positive("rope_theta", theta)
     return Rotary(theta=theta, scaling=None if kind == "default" else kind)  # type: ignore[arg-type]
 
 

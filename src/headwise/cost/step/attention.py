@@ -6,7 +6,7 @@ from headwise.config.attention import AttentionConfig
 from headwise.cost.step import operations as ops
 from headwise.cost.step.tape import Storage, Tape, Value
 from headwise.cost.workload import Workload
-from headwise.kernels import MaskForm, sdpa_kernel
+from headwise.kernels import MaskForm, SdpaCase, sdpa_kernel
 from headwise.masks.patterns import Full, Mask, SlidingWindow
 
 
@@ -79,7 +79,7 @@ def attend(run: Run, config: AttentionConfig, query: Value, key: Value, value: V
         value = ops.repeat_heads("value of each head", value, groups)
     is_causal = not has_mask and not isinstance(config.mask, Full) and run.workload.seq > 1
     mask_form: MaskForm = "bool" if has_mask else "causal" if is_causal else "none"
-    kernel = sdpa_kernel(
+    case = SdpaCase(
         device=run.workload.device,
         dtype="float32",
         head_dim=config.head_dim,
@@ -90,7 +90,8 @@ def attend(run: Run, config: AttentionConfig, query: Value, key: Value, value: V
         requires_grad=run.workload.phase == "train",
         query_len=run.workload.seq,
         key_len=run.workload.seq,
-    ).name
+    )
+    kernel = sdpa_kernel(case).name
     batch, seq = run.workload.batch, run.workload.seq
     mask = run.tape.new("attention mask", (batch, 1, seq, seq)) if has_mask else None
     if kernel == "math":

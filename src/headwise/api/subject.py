@@ -1,0 +1,48 @@
+"""What a verb is about: MODEL as the command line spells it, or a config or module in hand."""
+
+import os
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from headwise.config.model import ModelConfig
+from headwise.errors import ModelError
+from headwise.loading.config import FORMS, Location, load_config, locate
+
+if TYPE_CHECKING:
+    from headwise.loading.module import LoadedModule
+
+
+def find_on_paper(model: Any, *, kinds: Collection[str]) -> tuple[ModelConfig, str] | None:
+    """Return the config of a model and where it came from, if it is one of these kinds of location or a ModelConfig.
+
+    Raises:
+        HeadwiseError: MODEL cannot be found, or its config cannot be read.
+    """
+    if isinstance(model, ModelConfig):
+        return model, "a config in hand"
+    location = _locate(model)
+    return (load_config(location), location.text) if location and location.kind in kinds else None
+
+
+def load(model: Any, tokenizer: Any | None = None) -> "tuple[LoadedModule, str]":
+    """Load a model, and tell where it came from; None = the sample checkpoint.
+
+    Raises:
+        HeadwiseError: MODEL cannot be found, read or built.
+    """
+    from torch import nn
+
+    from headwise.loading.module import SAMPLE_PACKAGE, from_module, load_module, load_sample
+
+    if model is None:
+        return load_sample(), f"package {SAMPLE_PACKAGE}"
+    location = _locate(model)
+    if location is not None:
+        return load_module(location), location.text
+    if isinstance(model, nn.Module):
+        return from_module(model, tokenizer=tokenizer), "a module in hand"
+    raise ModelError(f"MODEL must be {FORMS}, a ModelConfig or an nn.Module; got {type(model).__name__}")
+
+
+def _locate(model: Any) -> Location | None:
+    return locate(os.fspath(model)) if isinstance(model, str | os.PathLike) else None

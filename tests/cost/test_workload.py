@@ -1,0 +1,24 @@
+import pytest
+
+from headwise.cost.workload import Workload
+from headwise.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"batch": 0}, "batch must be between 1 and .*; got 0"),
+        ({"seq": 1.5}, "seq must be a whole number; got 1.5"),
+        ({"batch": True}, "batch must be a whole number; got True"),
+        ({"batch": 2**21, "seq": 2**20}, "batch x seq must be at most 2\\^40 tokens; got 2097152 x 1048576"),
+        ({"phase": "rest"}, 'phase must be "train" or "prefill"; got \'rest\''),
+        ({"precision": 32}, 'precision must be "fp32"; got 32'),
+        ({"optimizer": "lion"}, 'optimizer must be "adamw" or "sgd"; got \'lion\''),
+        ({"attention": "flash"}, 'attention must be "sdpa" or "eager"; got \'flash\''),
+        ({"device": "tpu"}, 'device must be "cpu" or "cuda"; got \'tpu\''),
+        ({"dropout": 0.1}, "dropout must be True or False; got 0.1"),
+    ],
+)
+def test_a_workload_that_cannot_be_is_refused(changes, text):
+    with pytest.raises(ConfigError, match=text):
+        Workload(**{"batch": 1, "seq": 2, **changes})
