@@ -247,6 +247,33 @@ def test_a_users_text_is_read_in_windows_of_the_models_length(users_folder):
     (users_folder / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 120, encoding="utf-8")
     report = headwise.make_report(location.text, text="text.txt", seq=16, out="page.html")
     assert report.heads.window == 512
-    assert report.heads.num_texts == 3
+    assert (report.heads.num_texts, report.heads.num_windows) == (1, 3)
     assert any("windows" in note for note in report.heads.notes)
     assert (users_folder / "page.html").stat().st_size < 8 * 2**20
+
+
+def test_a_step_that_takes_more_memory_than_there_is_leaves_the_rest_of_the_report(monkeypatch):
+    def exhausted(*args, **keywords):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 68719476736 bytes")
+
+    for name, what in (("count_flops", "No forward pass was counted"), ("measure_training_step", "No step was measured")):
+        with monkeypatch.context() as patch:
+            patch.setattr(running, name, exhausted)
+            report = headwise.make_report(headwise.MultiHeadAttention(22, 2), batch=3, seq=7)
+        assert any(what in note for note in (*report.flops.notes, *report.memory.notes))
+        assert report.parameters.counted.total == 4 * 22 * 22 + 4 * 22
+
+
+@pytest.mark.parametrize(
+    ("gpu", "place", "kernel"), [("t4", "t4", "efficient"), ("here", "this machine's CPU", "flash_cpu")]
+)
+def test_a_prediction_names_its_device_and_the_kernel_that_runs_there(users_folder, gpu, place, kernel):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        vocab_size=23, n_positions=19, n_embd=16, n_layer=2, n_head=2, attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0
+    )
+    memory = headwise.make_report(transformers.GPT2Model(config), batch=3, seq=7, gpu=gpu).memory
+    assert memory.predicted_for == "this machine's CPU"
+    assert any(f"On {place} attention runs torch's {kernel} kernel" in note for note in memory.notes)
+    on_paper = headwise.make_report("gpt2", seq=7, gpu="t4").memory
+    assert on_paper.predicted_for == "t4"

@@ -39,7 +39,7 @@ def test_layer_0_head_2_reads_the_previous_token_on_short_paragraphs_and_less_so
 
     # two full windows of 510 tokens and the two special ones
     long = inspect_texts(model, tokenizer, [" ".join(default_texts())], max_length=2 * 510 + 2, max_map_tokens=0)
-    assert (long.num_texts, long.num_tokens) == (2, 2 * 512)
+    assert (long.num_windows, long.num_tokens) == (2, 2 * 512)
     assert scores(long, 0, 2)["previous token"].score == pytest.approx(0.8, abs=0.05)
 
 

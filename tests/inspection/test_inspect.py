@@ -160,7 +160,7 @@ def test_maps_are_left_out_when_not_asked_for():
 
 def test_a_text_longer_than_the_model_is_read_in_windows_and_the_result_says_so():
     result = inspect_texts(bert(), tokenizer(), ["a b c d e f g h i j k l m n " * 3])
-    assert (result.num_texts, result.window, result.num_tokens) == (3, 16, 42 + 6)
+    assert (result.num_texts, result.num_windows, result.window, result.num_tokens) == (1, 3, 16, 42 + 6)
     assert "Read in 3 windows of up to 16 tokens: statistics depend on the window." in result.notes
     assert len(result.tokens) == 16
 

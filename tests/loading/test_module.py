@@ -84,7 +84,18 @@ def test_a_pickle_is_never_executed(copy_of):
 
     (copy_of / "model.safetensors").unlink()
     torch.save({"weight": Payload()}, copy_of / "pytorch_model.bin")
-    with pytest.raises(ModelError, match="cannot be loaded"):
+    with pytest.raises(ModelError, match="save them as safetensors"):
+        load_module(locate(str(copy_of)))
+
+
+def test_weights_of_another_shape_and_a_broken_tokenizer_are_named(copy_of):
+    config = json.loads((copy_of / "config.json").read_text(encoding="utf-8"))
+    (copy_of / "config.json").write_text(json.dumps({**config, "intermediate_size": 23}), encoding="utf-8")
+    with pytest.raises(ModelError, match=r"lacks 6 \(.*intermediate"):  # two weights and a bias in each of two layers
+        load_module(locate(str(copy_of)))
+    (copy_of / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (copy_of / "tokenizer.json").write_text('{"version": ', encoding="utf-8")
+    with pytest.raises(ModelError, match="the tokenizer of"):
         load_module(locate(str(copy_of)))
 
 
@@ -127,7 +138,7 @@ def test_a_factory_and_a_module_are_both_taken(user_module):
     loaded = load_module(locate(f"{name}:ready"))
     assert isinstance(loaded.module, nn.MultiheadAttention)
     assert loaded.config is None
-    assert "no config" in loaded.notes[0]
+    assert "no Hugging Face config" in loaded.notes[0]
 
 
 def test_a_hugging_face_model_from_a_factory_brings_its_config(user_module):
@@ -148,7 +159,7 @@ def test_a_hugging_face_model_from_a_factory_brings_its_config(user_module):
         ("x = 1", "{}:make", "has no 'make'"),
         ("x = 1", "{}:x", "must be an nn.Module"),
         ("def x(width): pass", "{}:x", "requires width"),
-        ("def x(): return 3", "{}:x", "returned a int"),
+        ("def x(): return 3", "{}:x", "returned an object of type int"),
         ("x = dict", "{}:x", "does not tell its parameters"),
         ("def x(): raise RuntimeError('no\\nluck')", "{}:x", "RuntimeError: no"),
         ("1 / 0", "{}:x", "ZeroDivisionError"),

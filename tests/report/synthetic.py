@@ -109,6 +109,7 @@ def make_inspection(num_layers=2, num_heads=3, tokens=HOSTILE_TOKENS, *, with_ma
         maps=tuple(maps) if with_maps else (),
         tokens=tuple(tokens) if with_maps else (),
         num_texts=24,
+        num_windows=24,
         num_tokens=2881,
         window=126,
         is_causal=causal,
@@ -151,6 +152,7 @@ def make_report(heads=None, *, name="all-MiniLM-L6-v2", **changes):
             predicted=StepMemory(
                 parameter_bytes=90_852_864, saved_bytes=74_200_064, peak_bytes=370_123_456, peak_moment="optimizer step"
             ),
+            predicted_for="this machine's CPU",
             measured=StepMemory(
                 parameter_bytes=90_852_864, saved_bytes=74_462_208, peak_bytes=371_909_120, peak_moment="optimizer step"
             ),

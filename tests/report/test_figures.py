@@ -21,6 +21,7 @@ from headwise.report.headlines import headlines, parameters_verdict
 
 COUNT = ParameterCount(attention=30, feed_forward=50, embedding=15, norm=3, other=2, output_head=5)
 NO_MEMORY = {
+    "predicted_for": None,
     "predicted": None,
     "measured": None,
     "saved_gap_percent": None,
@@ -114,7 +115,7 @@ def test_memory_shows_the_gaps_that_it_was_given_and_the_moment_of_the_peak():
             "kv_cache_bytes": 3 * 2**20,
             "kv_cache_bytes_per_token": 1536,
             "kv_cache_dtype": "float16",
-        }
+        },
     )
     rows = {row.label: row for row in memory_rows(section)}
     assert [rows[label].gap for label in ("Parameter memory", "Saved for backward", "Peak of the step")] == [

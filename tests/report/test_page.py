@@ -109,6 +109,7 @@ def test_sections_without_numbers_show_why(synthetic):
         parameters=ParametersSection(**nothing, notes=("no config",)),
         flops=FlopsSection(forward=None, train=None, counted_forward=None, notes=("no flops",)),
         memory=MemorySection(
+            predicted_for=None,
             predicted=None,
             measured=None,
             saved_gap_percent=None,
@@ -133,7 +134,7 @@ def test_sections_without_numbers_show_why(synthetic):
 
 def test_the_text_the_window_and_the_role_heads_are_stated(synthetic):
     words = words_of(render_page(synthetic.make_report(synthetic.make_inspection(notes=("cut at 126",)))))
-    assert "averaged over 2,881 tokens of 24 texts, read in windows of at most 126 tokens" in words
+    assert "averaged over 2,881 tokens of 24 texts, each of at most 126 tokens" in words
     assert "cut at 126" in words
     assert "layer 0 head 2 previous token" in words
 

@@ -35,6 +35,7 @@ def test_markup_and_escape_sequences_in_a_name_are_text(synthetic):
 def test_a_report_of_predictions_alone_has_no_empty_rows(synthetic):
     report = synthetic.make_report()
     memory = MemorySection(
+        predicted_for=None,
         predicted=None,
         measured=None,
         saved_gap_percent=None,
@@ -57,7 +58,7 @@ def test_long_lists_of_roles_are_cut_and_say_so(synthetic):
     text = plain_text(held_roles_table(inspection, limit=4))
     assert text.count("layer 0") == 4 and "and 2 more" in text
     without = replace(inspection, heads=tuple(replace(head, roles=()) for head in inspection.heads))
-    assert plain_text(held_roles_table(without)) == "No head of 2 holds a positional role on this text."
+    assert plain_text(held_roles_table(without)) == "No head of 2 holds a positional role here."
 
 
 def test_a_count_shows_every_part_rounded_and_exact(synthetic, capsys):

@@ -80,12 +80,13 @@ class FlopsSection(Result):
 class MemorySection(Result):
     """Memory of a training step: predicted for this machine, measured on it, and whether it fits a device.
 
-    Gaps are (predicted - measured) / measured, in percent. `fit` is about the peak on `fit.device`, whose
-    kernels may differ from this machine's. The KV cache is in `kv_cache_dtype`, the config's own or else bfloat16; all
-    else is in the workload's precision.
+    Gaps are (predicted - measured) / measured, in percent. `predicted_for` is the device that `predicted` is for: this
+    machine's CPU where a step was measured beside it; `fit` is about `fit.device`, whose kernels may differ. The KV
+    cache is in `kv_cache_dtype`, the config's own or else bfloat16; all else is in the workload's precision.
     """
 
     predicted: StepMemory | None
+    predicted_for: str | None
     measured: StepMemory | None
     saved_gap_percent: float | None
     peak_gap_percent: float | None

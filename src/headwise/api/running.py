@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from math import isqrt
 
 import torch
@@ -31,6 +32,10 @@ EXAMPLE_SEQ = 128  # tokens of the example input whose heads are shown where the
 PAGE_MAP_BYTES = 3 * BYTES_PER_MIB  # all maps of a page together, so that a phone can open it
 
 
+class OutOfMemory(ModelError):  # noqa: N818  the field's own words
+    """A module needed more memory than there is: what it would have told is not known, but the rest is."""
+
+
 def is_eager(module: nn.Module) -> bool:
     """Tell whether a Hugging Face model was told to run attention as plain matrix products."""
     return getattr(getattr(module, "config", None), "_attn_implementation", None) == "eager"
@@ -50,8 +55,11 @@ def count(
     refusal = _refusal("No forward pass was run", predicted.peak_bytes if predicted else weight_bytes(loaded.module))
     if refusal:
         return None, (refusal,)
-    with _explained(loaded.name), torch.no_grad():
-        counted = count_flops(loaded.module, **inputs)
+    try:
+        with _explained(loaded.name), torch.no_grad():
+            counted = count_flops(loaded.module, **inputs)
+    except OutOfMemory as error:
+        return None, (f"No forward pass was counted: {error}.",)
     return counted, () if counted.attended is not None else (UNKNOWN_PAIRS,)
 
 
@@ -67,8 +75,11 @@ def measure(
     refusal = _refusal("No step was measured", needed)
     if refusal:
         return None, (refusal,)
-    with _explained(loaded.name):
-        return measure_training_step(loaded.module, inputs), ()
+    try:
+        with _explained(loaded.name):
+            return measure_training_step(loaded.module, inputs), ()
+    except OutOfMemory as error:
+        return None, (f"No step was measured: {error}.",)
 
 
 def weight_bytes(module: nn.Module) -> int:
@@ -95,12 +106,13 @@ def look(
         with _explained(loaded.name):
             if loaded.tokenizer is None:
                 seq = min(resolve_seq(loaded.config, None), EXAMPLE_SEQ)
-                return inspect_inputs(
+                inspection = inspect_inputs(
                     loaded.module,
                     example_inputs(loaded.module, batch=1, seq=seq),
                     max_map_tokens=_map_tokens(loaded),
                     notes=("There is no tokenizer: these are heads on random input, not on a text.",),
-                ), ()
+                )
+                return replace(inspection, is_example=True), ()
             return inspect_texts(
                 loaded.module,
                 loaded.tokenizer,
@@ -129,4 +141,6 @@ def _explained(name: str) -> Iterator[None]:
     except HeadwiseError:
         raise
     except Exception as error:
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
+            raise OutOfMemory(f"running {name} took more memory than this machine gives") from error
         raise ModelError(f"running {name} raised {describe(error)}") from error

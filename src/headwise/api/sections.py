@@ -1,5 +1,7 @@
 """The sections of a report that are predicted from a config, with what was counted and measured beside them."""
 
+from dataclasses import replace
+
 from headwise.api.results import FlopsSection, MemorySection
 from headwise.config.model import ModelConfig
 from headwise.cost.flops import forward_flops, train_flops
@@ -7,9 +9,11 @@ from headwise.cost.kv import DEFAULT_DTYPE, kv_cache_bytes, kv_cache_bytes_per_t
 from headwise.cost.memory import predict_step
 from headwise.cost.planner import judge
 from headwise.cost.results import Device, FlopCount, StepMemory
+from headwise.cost.step.attention import choose_kernel
 from headwise.cost.workload import Workload
 
 SCORES_DTYPE = "float32"  # of the step that is predicted and measured
+THIS_CPU = "this machine's CPU"
 NO_CACHE = "An encoder keeps no keys and values between calls: it has no KV cache."
 
 
@@ -42,6 +46,7 @@ def memory_section(
     if config is None:
         return MemorySection(
             predicted=None,
+            predicted_for=None,
             measured=measured,
             saved_gap_percent=None,
             peak_gap_percent=None,
@@ -57,6 +62,7 @@ def memory_section(
     most_heads = max(block.attention.num_heads for block in config.blocks)
     return MemorySection(
         predicted=shown,
+        predicted_for=THIS_CPU if predicted_here else device.name,
         measured=measured,
         saved_gap_percent=gap_percent(shown.saved_bytes, measured.saved_bytes) if measured else None,
         peak_gap_percent=gap_percent(shown.peak_bytes, measured.peak_bytes) if measured else None,
@@ -67,8 +73,29 @@ def memory_section(
             batch=workload.batch, num_heads=most_heads, query_len=workload.seq, key_len=workload.seq, dtype=SCORES_DTYPE
         ),
         fit=judge(on_device.peak_bytes, device),
-        notes=(*notes, NO_CACHE) if config.kind == "encoder" else notes,
+        notes=(
+            *notes,
+            *_kernel_notes(config, workload, device, predicted_here),
+            *(NO_CACHE,) * (config.kind == "encoder"),
+        ),
     )
+
+
+def _kernel_notes(
+    config: ModelConfig, workload: Workload, device: Device, predicted_here: StepMemory | None
+) -> tuple[str, ...]:
+    """Say which kernel attention runs on each device that a peak is for, and why not a faster one."""
+    if workload.attention != "sdpa":
+        return ()
+    places = [(device.name, replace(workload, device=device.kind))]
+    if predicted_here and device.kind != "cpu":
+        places.append((THIS_CPU, replace(workload, device="cpu")))
+    notes = []
+    for place, on_place in places:
+        kernel, _ = choose_kernel(config.blocks[0].attention, on_place)
+        why = f" ({'; '.join(kernel.reasons)})" if kernel.reasons else ""
+        notes.append(f"On {place} attention runs torch's {kernel.name} kernel{why}.")
+    return tuple(notes)
 
 
 def gap_percent(predicted: int, measured: int) -> float | None:

@@ -1,6 +1,6 @@
 """What the heads of a model do: the doors from texts and from plain inputs to an Inspection."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from headwise.inspection.statistics import TokenKinds
 from headwise.inspection.windows import Window, cut_into_windows, model_length
 from headwise.integrations.layer_weights import LayerWeights
 from headwise.integrations.transformers_attention import is_transformers_model
+
+MANY_UNKNOWN = 0.1  # share of unknown tokens from which a text is foreign to the tokenizer
 
 
 def inspect_texts(
@@ -68,6 +70,14 @@ def inspect_texts(
         notes.append(f"{num_cut} of {len(texts)} texts were cut at {max_length} tokens.")
     if len(windows) > len(texts):
         notes.append(f"Read in {len(windows)} windows of up to {window} tokens: statistics depend on the window.")
+    unknown_id = tokenizer.unk_token_id
+    num_tokens = sum(len(each.ids) for each in windows)
+    num_unknown = sum(each.ids.count(unknown_id) for each in windows) if unknown_id is not None else 0
+    if num_unknown > MANY_UNKNOWN * num_tokens:
+        notes.append(
+            f"{100 * num_unknown // num_tokens} % of the tokens are {tokenizer.unk_token}: the tokenizer does not know "
+            "this language, and what heads do on such a text says little about them."
+        )
     pad_id = tokenizer.pad_token_id or 0  # any id will do: padding is masked and never counts
     device = next(model.parameters()).device
     batches = [
@@ -79,6 +89,7 @@ def inspect_texts(
         shown=shown,
         tokens=windows[shown].labels,
         max_map_tokens=max_map_tokens,
+        num_texts=len(texts),
         notes=notes,
         progress=progress,
     )
@@ -99,8 +110,8 @@ def inspect_inputs(
     Args:
         module: a module with `nn.MultiheadAttention`s or headwise's `MultiHeadAttention`s, or a Hugging Face model.
         inputs: keyword arguments of its forward pass as a mapping, or positional ones as a tuple.
-        real_tokens: (B, T) which tokens are no padding. Default: what the first attention layer is told; the module
-            runs once more to see it.
+        real_tokens: (B, T) which tokens are no padding. Default: a Hugging Face model's `attention_mask`; else what the
+            first attention layer is told, for which the module runs once more.
         tokens: the shown text's tokens as words. Default: their numbers from 0.
         show: number of the text whose tokens and maps are returned.
         max_map_tokens: tokens of the shown text that its maps cover (default 512); 0 = no maps.
@@ -111,6 +122,10 @@ def inspect_inputs(
         TextError: a text is all padding, `show` is none of the texts, or the tokens do not match.
     """
     reader = open_reader(module, inputs)
+    if real_tokens is None and isinstance(inputs, Mapping) and is_transformers_model(module):
+        attention_mask = inputs.get("attention_mask")
+        if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
+            real_tokens = attention_mask.bool()
     if real_tokens is None:
         found: list[Tensor] = []
 

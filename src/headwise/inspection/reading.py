@@ -36,6 +36,7 @@ def read_batches(
     shown: int,
     tokens: Sequence[str],
     max_map_tokens: int,
+    num_texts: int | None = None,
     notes: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Inspection:
@@ -47,6 +48,7 @@ def read_batches(
         shown: number of the text, counted through all batches, whose maps are kept.
         tokens: that text's tokens as words.
         max_map_tokens: tokens of that text that its maps cover; 0 = no maps.
+        num_texts: how many texts the windows in the batches are of. Default: each is one.
         notes: what a reader of the result must know already.
         progress: called after every batch.
 
@@ -55,7 +57,7 @@ def read_batches(
     """
     sums: list[LayerSums] = []
     kept_maps: list[AttentionMap] = []
-    num_texts = sum(batch.num_texts for batch in batches)
+    num_windows = sum(batch.num_texts for batch in batches)
     done = 0
     for batch in batches:
         row = shown - done
@@ -72,13 +74,14 @@ def read_batches(
         reader.read(batch.inputs, observe)
         done += batch.num_texts
         if progress is not None:
-            progress(done, num_texts)
+            progress(done, num_windows)
     lengths = [int(length) for batch in batches for length in batch.kinds.real.sum(dim=1)]
     return Inspection(
         heads=tuple(head for layer, layer_sums in enumerate(sums) for head in layer_sums.to_statistics(layer)),
         maps=tuple(kept_maps),
         tokens=tuple(tokens),
-        num_texts=num_texts,
+        num_texts=num_windows if num_texts is None else num_texts,
+        num_windows=num_windows,
         num_tokens=sum(lengths),
         window=max(lengths),
         is_causal=not any(layer_sums.looks_ahead for layer_sums in sums),

@@ -67,7 +67,9 @@ class Inspection(Result):
         heads: one per layer and head, layer by layer.
         maps: maps of the text that is shown, one per layer and head; empty where none were asked for.
         tokens: the shown text's tokens as the words they stand for.
-        num_texts: texts (or windows of a long text) that the statistics average over.
+        num_texts: texts that the statistics average over.
+        num_windows: windows that they were read in, at least one a text.
+        is_example: whether the module read example input instead of texts.
         num_tokens: real tokens in them.
         window: longest window that the text was read in, special tokens included.
         is_causal: whether queries see earlier keys only.
@@ -78,9 +80,11 @@ class Inspection(Result):
     maps: tuple[AttentionMap, ...]
     tokens: tuple[str, ...]
     num_texts: int
+    num_windows: int
     num_tokens: int
     window: int
     is_causal: bool
+    is_example: bool = False
     notes: tuple[str, ...] = ()
 
 

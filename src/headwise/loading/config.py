@@ -57,7 +57,7 @@ def locate(model: str) -> Location:
         raise ModelError(f"MODEL {model!r} cannot be looked up: {error.strerror or error}") from None
     if path.suffix in (".json", ".gguf") or path.parent != Path():
         raise ModelError(f"MODEL {model!r} is no file or folder here; MODEL must be {FORMS}")
-    near = difflib.get_close_matches(model, PRESETS, n=3)
+    near = difflib.get_close_matches(model.lower(), PRESETS, n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else f"MODEL must be {FORMS}"
     raise ModelError(f"MODEL {model!r} is neither a preset nor a file or folder here; {hint}")
 

@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import inspect
 import io
+import pickle
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
@@ -105,8 +106,14 @@ def _load_checkpoint(location: Location) -> LoadedModule:
     model_class = getattr(transformers, architectures[0] if architectures else fallback)
     with _quiet(transformers), _one_line(f"the checkpoint {folder}"):
         model, info = model_class.from_pretrained(
-            folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, output_loading_info=True
+            folder,
+            dtype=torch.float32,
+            local_files_only=True,
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
+            output_loading_info=True,
         )
+    with _quiet(transformers), _one_line(f"the tokenizer of {folder}"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     _require_all_weights(model, info, folder)
     return LoadedModule(model.eval(), tokenizer, config, config.name)
@@ -210,7 +217,7 @@ def _call_factory(target: str, factory: Any) -> nn.Module:
     except (Exception, SystemExit) as error:
         raise ModelError(f"{target}: calling it raised {describe(error)}") from error
     if not isinstance(module, nn.Module):
-        raise ModelError(f"{must}; it returned a {type(module).__name__}")
+        raise ModelError(f"{must}; it returned an object of type {type(module).__name__}")
     return module
 
 
@@ -218,9 +225,7 @@ def _config_of(module: nn.Module, name: str) -> tuple[ModelConfig | None, tuple[
     """Read the config that a Hugging Face model carries; a note says why where there is none."""
     config = getattr(module, "config", None)
     if not hasattr(config, "to_dict"):
-        return None, (
-            f"{type(module).__name__} carries no config that can be read: nothing is predicted, only counted.",
-        )
+        return None, (f"{type(module).__name__} carries no Hugging Face config: nothing is predicted, only counted.",)
     assert config is not None
     try:
         raw = {**config.to_dict(), "architectures": [type(module).__name__]}
@@ -265,5 +270,10 @@ def _one_line(what: str) -> Iterator[None]:
         yield
     except HeadwiseError:
         raise
+    except pickle.UnpicklingError as error:
+        raise ModelError(
+            f"{what} cannot be loaded: its weights are a pickle that holds more than tensors, "
+            "and code in a file is never run; save them as safetensors"
+        ) from error
     except Exception as error:
         raise ModelError(f"{what} cannot be loaded: {describe(error)}") from error

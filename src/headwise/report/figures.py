@@ -74,6 +74,22 @@ def format_share(share: float | None) -> str:
     return f"{share:.3f}" if 0.995 <= share < 1 else f"{share:.2f}"
 
 
+def texts_read(inspection: Inspection) -> str:
+    """Return what was read, as far as "of at most ... tokens": 24 texts; 1 text in 30 windows; 1 example input."""
+    what = "example input" if inspection.is_example else "text"
+    texts = f"{inspection.num_texts:,} {what}{'' if inspection.num_texts == 1 else 's'}"
+    if inspection.num_windows == inspection.num_texts:
+        return texts if inspection.num_texts == 1 else f"{texts}, each"
+    return f"{texts}, read in {inspection.num_windows:,} windows"
+
+
+def tokens_shown(inspection: Inspection) -> str:
+    """Return how many tokens the maps cover, of how many: 128; the first 209 of 512."""
+    covered = inspection.maps[0].num_queries if inspection.maps else 0
+    total = len(inspection.tokens)
+    return f"the first {covered:,} of {total:,}" if 0 < covered < total else f"{total:,}"
+
+
 def model_facts(model: ModelSummary) -> list[str]:
     """Return what the config says of the model, a few words each."""
     heads = f"{model.num_heads} heads"
@@ -102,7 +118,7 @@ def workload_facts(report: Report) -> list[str]:
     if workload.phase == "train":
         optimizer = {"adamw": "AdamW", "sgd": "SGD"}.get(workload.optimizer, workload.optimizer)
         facts.insert(1, f"one training step with {optimizer}")
-        facts.append("dropout as the config says" if workload.dropout else "no dropout")
+        facts.append("dropout as the model says" if workload.dropout else "no dropout")
     else:
         facts.insert(1, "one forward pass")
     return facts

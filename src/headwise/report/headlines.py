@@ -81,9 +81,15 @@ def _training_peak(section: MemorySection) -> Headline:
     label = "Training peak"
     if section.measured is not None:
         gap = "" if section.peak_gap_percent is None else f"; prediction {format_gap(section.peak_gap_percent)}"
-        return Headline(label=label, value=format_bytes(section.measured.peak_bytes), detail=f"measured here{gap}")
+        return Headline(
+            label=label, value=format_bytes(section.measured.peak_bytes), detail=f"measured on this CPU{gap}"
+        )
     if section.predicted is not None:
-        return Headline(label=label, value=format_bytes(section.predicted.peak_bytes), detail="predicted, not measured")
+        return Headline(
+            label=label,
+            value=format_bytes(section.predicted.peak_bytes),
+            detail=f"predicted for {section.predicted_for}, not measured",
+        )
     return Headline(label=label, value="unknown", detail="see the notes below")
 
 
@@ -95,6 +101,6 @@ def _fit(verdict: FitVerdict | None) -> Headline:
     return Headline(
         label=f"Fits {device.name}?",
         value=words[verdict.fits],
-        detail=f"{format_bytes(verdict.peak_bytes)} of {format_bytes(device.memory_bytes)} at the peak",
+        detail=f"its own peak: {format_bytes(verdict.peak_bytes)} of {format_bytes(device.memory_bytes)}",
         tone=VERDICT_TONES[verdict.fits],
     )

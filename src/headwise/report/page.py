@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import os
-from importlib import resources
+from importlib import metadata, resources
 from pathlib import Path
 
 from headwise.api.results import Report
@@ -61,6 +61,7 @@ def render_page(report: Report) -> str:
     script = '"use strict";\n(() => {\n' + _read_assets(SCRIPTS) + "})();\n"
     return environment.get_template("page.html").render(
         report=report,
+        version=metadata.version("headwise"),
         figures=figures,
         headlines=headlines,
         statistics=STATISTICS,

@@ -117,7 +117,7 @@ def held_roles_table(inspection: Inspection, *, limit: int = MAX_HELD_ROLES) -> 
     """Return the heads that hold a role, the clearest first, at most `limit` of them."""
     held = held_roles(inspection)
     if not held:
-        return Text(f"No head of {len(inspection.heads)} holds a positional role on this text.")
+        return Text(f"No head of {len(inspection.heads)} holds a positional role here.")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("heads that hold a role", no_wrap=True)
     table.add_column("")

@@ -6,7 +6,7 @@ from headwise.config.attention import AttentionConfig
 from headwise.cost.step import operations as ops
 from headwise.cost.step.tape import Storage, Tape, Value
 from headwise.cost.workload import Workload
-from headwise.kernels import MaskForm, SdpaCase, sdpa_kernel
+from headwise.kernels import KernelChoice, MaskForm, SdpaCase, sdpa_kernel
 from headwise.masks.patterns import Full, Mask, SlidingWindow
 
 
@@ -61,41 +61,66 @@ def make_mask(run: Run, config: AttentionConfig) -> Storage | None:
         mask = run.tape.new("attention mask", (batch, 1, seq, seq))
         del is_allowed
         return mask
-    if isinstance(config.mask, SlidingWindow) and seq >= config.mask.window_size:
+    if is_windowed(config, run.workload):
         return run.tape.new("attention mask, bool", (1, 1, seq, seq), "bool")
     return None
 
 
-def attend(run: Run, config: AttentionConfig, query: Value, key: Value, value: Value) -> tuple[Value, Value | None]:
-    """Attend, and bring the heads together: the output (B, T, H * V), and the weights where eager gives them."""
-    dropout_p = config.dropout_p if run.workload.phase == "train" and run.workload.dropout else 0.0
-    if run.workload.attention == "eager":
-        return _attend_eagerly(run, config, query, key, value, dropout_p)
-    groups = config.queries_per_kv
-    has_mask = run.masks[config.mask] is not None
-    is_grouped = groups > 1 and not has_mask and config.head_dim == config.v_head_dim <= 256
-    if groups > 1 and not is_grouped:
-        key = ops.repeat_heads("key of each head", key, groups)
-        value = ops.repeat_heads("value of each head", value, groups)
-    is_causal = not has_mask and not isinstance(config.mask, Full) and run.workload.seq > 1
-    mask_form: MaskForm = "bool" if has_mask else "causal" if is_causal else "none"
+def is_windowed(config: AttentionConfig, workload: Workload) -> bool:
+    """Tell whether transformers hands sdpa a mask tensor: a window that hides a key."""
+    return isinstance(config.mask, SlidingWindow) and workload.seq >= config.mask.window_size
+
+
+def is_causal(config: AttentionConfig, workload: Workload) -> bool:
+    """Tell whether queries see earlier keys only, where there is more than one query."""
+    return not isinstance(config.mask, Full) and workload.seq > 1
+
+
+def choose_kernel(config: AttentionConfig, workload: Workload) -> tuple[KernelChoice, bool]:
+    """Return the kernel of sdpa that transformers' call for a layer gets, and whether it is called with grouped heads.
+
+    Grouped heads reach torch as they are where there is no mask tensor and the head sizes allow it; else transformers
+    repeats keys and values first.
+    """
+    has_mask = is_windowed(config, workload)
+    is_grouped = config.queries_per_kv > 1 and not has_mask and config.head_dim == config.v_head_dim <= 256
+    mask_form: MaskForm = "bool" if has_mask else "causal" if is_causal(config, workload) else "none"
     case = SdpaCase(
-        device=run.workload.device,
+        device=workload.device,
         dtype="float32",
         head_dim=config.head_dim,
         v_head_dim=config.v_head_dim,
         mask=mask_form,
         grouped=is_grouped,
-        dropout_p=dropout_p,
-        requires_grad=run.workload.phase == "train",
-        query_len=run.workload.seq,
-        key_len=run.workload.seq,
+        dropout_p=dropout_of(config, workload),
+        requires_grad=workload.phase == "train",
+        query_len=workload.seq,
+        key_len=workload.seq,
     )
-    kernel = sdpa_kernel(case).name
+    return sdpa_kernel(case), is_grouped
+
+
+def dropout_of(config: AttentionConfig, workload: Workload) -> float:
+    """Return the probability with which weights are dropped in this workload."""
+    return config.dropout_p if workload.phase == "train" and workload.dropout else 0.0
+
+
+def attend(run: Run, config: AttentionConfig, query: Value, key: Value, value: Value) -> tuple[Value, Value | None]:
+    """Attend, and bring the heads together: the output (B, T, H * V), and the weights where eager gives them."""
+    dropout_p = dropout_of(config, run.workload)
+    if run.workload.attention == "eager":
+        return _attend_eagerly(run, config, query, key, value, dropout_p)
+    groups = config.queries_per_kv
+    has_mask = run.masks[config.mask] is not None
+    choice, is_grouped = choose_kernel(config, run.workload)
+    kernel = choice.name
+    if groups > 1 and not is_grouped:
+        key = ops.repeat_heads("key of each head", key, groups)
+        value = ops.repeat_heads("value of each head", value, groups)
     batch, seq = run.workload.batch, run.workload.seq
     mask = run.tape.new("attention mask", (batch, 1, seq, seq)) if has_mask else None
     if kernel == "math":
-        if is_causal:
+        if not has_mask and is_causal(config, run.workload):
             mask = run.tape.new("causal mask", (seq, seq))
         output = _attend_by_products(run, query, key, value, groups if is_grouped else 1, mask, dropout_p)
     else:
