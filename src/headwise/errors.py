@@ -46,6 +46,10 @@ class MissingExtraError(HeadwiseError, ImportError):
 
 
 def describe(error: BaseException, *, limit: int = 300) -> str:
-    """Write an exception on one line: its type, and the first line of its text that holds words."""
-    first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {first_line}"[:limit] if first_line else type(error).__name__
+    """Write an exception on one line: its type and the first line of its text, and the next after a colon."""
+    try:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    except Exception:  # an exception of a user's, whose own text fails
+        lines = []
+    text = " ".join(lines[: 2 if lines[0].endswith(":") else 1]) if lines else ""
+    return f"{type(error).__name__}: {text}"[:limit] if text else type(error).__name__

@@ -138,3 +138,60 @@ def test_what_is_no_model_is_refused_by_its_type(model):
 def test_a_length_that_is_none_is_refused(seq):
     with pytest.raises(HeadwiseError, match="seq must be"):
         headwise.count("gpt2", seq=seq)
+
+
+def make_users_modules():
+    from torch import nn
+
+    class Exits(nn.MultiheadAttention):
+        def forward(self, query):
+            raise SystemExit(0)
+
+    class BadExample(nn.Linear):
+        def example_inputs(self, batch, seq):
+            raise KeyError("none")
+
+    class BadEmbedding(nn.Linear):
+        def get_input_embeddings(self):
+            raise NotImplementedError
+
+    class BadConfig(nn.Linear):
+        @property
+        def config(self):
+            raise RuntimeError("not ready")
+
+    class Gpt(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.positions = nn.Parameter(torch.zeros(7, 14))
+            self.tokens = nn.Embedding(17, 14)
+
+        def forward(self, ids):
+            return self.tokens(ids) + self.positions[: ids.shape[1]]
+
+    return {
+        "exits": Exits(4, 2),
+        "example": BadExample(3, 2),
+        "embedding": BadEmbedding(3, 2),
+        "config": BadConfig(3, 2),
+        "lazy": nn.Sequential(nn.LazyLinear(3)),
+        "gpt": Gpt(),
+    }
+
+
+@pytest.mark.parametrize("name", ["exits", "example", "embedding", "config", "lazy"])
+def test_whatever_a_users_module_raises_is_one_line(name):
+    module = make_users_modules()[name]
+    for verb in (headwise.count, headwise.make_report):
+        with pytest.raises(ModelError) as caught:
+            verb(module, batch=2, seq=3)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_position_table_of_the_module_itself_does_not_hide_its_embedding():
+    assert headwise.count(make_users_modules()["gpt"], batch=2, seq=3).parameters.embedding == 17 * 14
+
+
+def test_a_batch_that_no_memory_holds_is_refused_or_left_out():
+    with pytest.raises(ModelError, match="more memory than this machine gives"):
+        headwise.count(make_users_modules()["gpt"], batch=2**31 - 1, seq=512)

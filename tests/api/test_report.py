@@ -256,7 +256,10 @@ def test_a_step_that_takes_more_memory_than_there_is_leaves_the_rest_of_the_repo
     def exhausted(*args, **keywords):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 68719476736 bytes")
 
-    for name, what in (("count_flops", "No forward pass was counted"), ("measure_training_step", "No step was measured")):
+    for name, what in (
+        ("count_flops", "No forward pass was counted"),
+        ("measure_training_step", "No step was measured"),
+    ):
         with monkeypatch.context() as patch:
             patch.setattr(running, name, exhausted)
             report = headwise.make_report(headwise.MultiHeadAttention(22, 2), batch=3, seq=7)
@@ -277,3 +280,31 @@ def test_a_prediction_names_its_device_and_the_kernel_that_runs_there(users_fold
     assert any(f"On {place} attention runs torch's {kernel} kernel" in note for note in memory.notes)
     on_paper = headwise.make_report("gpt2", seq=7, gpu="t4").memory
     assert on_paper.predicted_for == "t4"
+
+
+def test_a_module_that_cannot_be_trained_keeps_the_rest_of_the_report():
+    layer = headwise.MultiHeadAttention(22, 2).requires_grad_(False)
+    report = headwise.make_report(layer, batch=3, seq=7)
+    assert report.memory.measured is None
+    assert any("No step was measured" in note for note in report.memory.notes)
+    assert report.flops.counted_forward.dense > 0
+    assert report.heads is not None
+
+
+def test_heads_on_example_input_respect_the_length_that_was_asked_for():
+    report = headwise.make_report(headwise.MultiHeadAttention(22, 2), batch=3, seq=7)
+    assert report.heads.window == 7
+    assert report.heads.is_example
+
+
+def test_a_config_that_asks_for_more_weights_than_its_files_hold_is_refused_before_memory_is_taken(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=8, hidden_size=6, num_hidden_layers=1, num_attention_heads=1, intermediate_size=5, num_labels=3
+    )
+    transformers.BertForSequenceClassification(config).save_pretrained(tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    raw |= {"id2label": None, "label2id": None, "num_labels": 10**9}
+    (tmp_path / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    with pytest.raises(ModelError, match="must hold its weights"):
+        headwise.make_report(tmp_path)

@@ -139,3 +139,34 @@ def test_a_file_that_is_no_page_is_never_replaced(capsys, tmp_path, monkeypatch)
     assert Path("model.json").read_text(encoding="utf-8") == config
     assert main(["report", "model.json", "--out", "page.html"]) == 0
     assert main(["report", "model.json", "--out", "page.html", "--batch", "2"]) == 0
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "2>/dev/full"])
+def test_a_closed_or_full_stream_changes_no_exit_code(closed):
+    for words, code in (("count gpt2 --json", 0), ("count no-such-model", 2)):
+        command = f"{sys.executable} -m headwise.cli {words} {closed}"
+        result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+        assert result.returncode == code
+        assert "Traceback" not in result.stderr
+        assert "headwise:" not in result.stdout
+
+
+def test_control_characters_and_endless_names_do_not_reach_the_terminal(capsys):
+    assert main(["count", "esc\x1b[31mX\x07\u202e.json"]) == 2
+    assert capsys.readouterr().err.rstrip("\n").isprintable()
+    assert main(["count", "x" * 20_000]) == 2
+    assert len(capsys.readouterr().err) < 2100
+
+
+def test_what_a_users_module_prints_does_not_mix_with_the_answer(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    Path("printing_model.py").write_text(
+        "import headwise\nprint('hello')\n"
+        "def make():\n    print('again')\n    return headwise.MultiHeadAttention(6, 2)\n",
+        encoding="utf-8",
+    )
+    assert main(["count", "printing_model:make", "--seq", "5", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["seq"] == 5
+    assert printed.err.split() == ["hello", "again"]

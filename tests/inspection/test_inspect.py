@@ -275,3 +275,34 @@ def test_bad_requests_are_refused():
         inspect_inputs(model, ids, real_tokens=torch.tensor([[True, True], [False, False]]))
     with pytest.raises(TextError, match="a word for each of the 2 tokens that are shown; got 3"):
         inspect_inputs(model, ids, tokens=["a", "b", "c"])
+
+
+def test_padding_of_a_hugging_face_model_is_read_off_its_attention_mask():
+    ids, mask = torch.tensor([[1, 4, 5, 6, 2], [1, 7, 2, 0, 0]]), torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    together = inspect_inputs(bert(), {"input_ids": ids, "attention_mask": mask})
+    alone = [
+        inspect_inputs(bert(), {"input_ids": row[row_mask.bool()][None]})
+        for row, row_mask in zip(ids, mask, strict=True)
+    ]
+    assert together.num_tokens == 8
+    for number, head in enumerate(together.heads):
+        weighted = sum(each.num_tokens * each.heads[number].entropy for each in alone) / 8
+        assert math.isclose(head.entropy, weighted, abs_tol=1e-5)
+
+
+def test_a_text_that_is_foreign_to_the_tokenizer_is_noted():
+    result = inspect_texts(bert(), tokenizer(), ["a b x y z"])
+    assert any(note.startswith("42 % of the tokens are [UNK]") for note in result.notes)  # 3 of 7
+    assert not any("[UNK]" in note for note in inspect_texts(bert(), tokenizer(), ["a b c"]).notes)
+
+
+def test_endless_tokens_are_shown_short():
+    result = inspect_texts(bert(), tokenizer(), ["y" * 1000])
+    assert len(result.tokens[1]) == 64
+
+
+def test_weights_that_are_not_numbers_have_no_sparsity():
+    layer = MultiHeadAttention(6, 2)
+    layer.q_proj.weight.data.fill_(float("nan"))
+    head = inspect_inputs(layer, {"query": torch.ones(1, 4, 6)}).heads[0]
+    assert math.isnan(head.sparsity) and math.isnan(head.entropy)

@@ -91,7 +91,7 @@ def test_a_pickle_is_never_executed(copy_of):
 def test_weights_of_another_shape_and_a_broken_tokenizer_are_named(copy_of):
     config = json.loads((copy_of / "config.json").read_text(encoding="utf-8"))
     (copy_of / "config.json").write_text(json.dumps({**config, "intermediate_size": 23}), encoding="utf-8")
-    with pytest.raises(ModelError, match=r"lacks 6 \(.*intermediate"):  # two weights and a bias in each of two layers
+    with pytest.raises(ModelError, match="other shapes than its config"):
         load_module(locate(str(copy_of)))
     (copy_of / "config.json").write_text(json.dumps(config), encoding="utf-8")
     (copy_of / "tokenizer.json").write_text('{"version": ', encoding="utf-8")
@@ -244,8 +244,8 @@ def test_a_broken_gguf_file_is_refused_in_one_line(gguf_file, tmp_path):
     ("changes", "text"),
     [
         ({"num_layers": 2**31 - 1}, "block_count must be between 1 and 10000"),
-        ({"has_tensors": False}, "must hold a model's weights"),
-        ({"num_layers": 3}, "lacks 9"),  # the third layer's weights: two norms, four projections, three of the MLP
+        ({"has_tensors": False}, "must hold the weights of all its layers"),
+        ({"num_layers": 3}, r"has no blk\.2\.\*"),
     ],
 )
 def test_a_gguf_file_that_lacks_weights_or_asks_for_too_many_layers_is_refused(tmp_path, changes, text):

@@ -32,5 +32,5 @@ def test_what_is_no_text_is_refused(tmp_path, content, text):
 def test_a_missing_file_and_a_folder_are_refused(tmp_path):
     with pytest.raises(TextError, match="No such file"):
         read_text(tmp_path / "missing.txt")
-    with pytest.raises(TextError, match="directory"):
+    with pytest.raises(TextError, match="must be a file"):
         read_text(tmp_path)

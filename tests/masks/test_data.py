@@ -111,3 +111,9 @@ def test_a_mask_is_on_the_device_of_its_lengths_and_so_is_its_dense_form():
 
 def test_an_empty_batch_is_a_batch():
     assert KeyPadding(torch.tensor([], dtype=torch.int64), side="left", padded_len=0).batch_size == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_lengths_in_a_narrow_dtype_do_not_wrap_around(dtype):
+    mask = KeyPadding(torch.tensor([5], dtype=dtype), side="left", padded_len=300)
+    assert mask.count_pairs(1, 300) == 5

@@ -50,7 +50,10 @@ def count(
     loaded, source = load(model)
     if loaded.config is not None:
         return _count_config(loaded.config, source=source, batch=batch, seq=seq, dtype=dtype)
-    return _count_module(loaded, source=source, batch=batch, seq=seq, dtype=dtype)
+    from headwise.api.running import explained
+
+    with explained(loaded.name):
+        return _count_module(loaded, source=source, batch=batch, seq=seq, dtype=dtype)
 
 
 def _count_config(config: ModelConfig, *, source: str, batch: int, seq: int | None, dtype: str | None) -> Count:

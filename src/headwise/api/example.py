@@ -36,10 +36,10 @@ def example_inputs(module: nn.Module, *, batch: int, seq: int) -> dict[str, Tens
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     ]
     embedding = _token_embedding(module)
-    if embedding is not None:
+    if embedding is not None and names:
         name = "input_ids" if "input_ids" in names else names[0]
         return {name: torch.randint(embedding.num_embeddings, (batch, seq), generator=generator)}
-    for part in module.modules():
+    for part in module.modules() if names else ():
         if isinstance(part, nn.MultiheadAttention):
             width, batch_first = part.embed_dim, part.batch_first
             break
@@ -67,5 +67,7 @@ def _token_embedding(module: nn.Module) -> nn.Embedding | None:
     if get_input_embeddings is not None:
         embedding = get_input_embeddings()
         return embedding if isinstance(embedding, nn.Embedding) else None
-    first = next((part for part in module.modules() if next(part.parameters(recurse=False), None) is not None), None)
+    parts = list(module.modules())
+    inner = parts[1:] or parts  # the module itself may hold a table of positions beside its embedding
+    first = next((part for part in inner if next(part.parameters(recurse=False), None) is not None), None)
     return first if isinstance(first, nn.Embedding) else None

@@ -77,7 +77,10 @@ def make_report(
         loaded, source = load(model, tokenizer)
         if texts is not None and loaded.tokenizer is None:
             raise TextError(f"a text needs a tokenizer, and {loaded.name} comes without one; leave the text out")
-        report = _report_on_module(loaded, source, texts=texts, batch=batch, seq=seq, device=device, steps=steps)
+        from headwise.api.running import explained
+
+        with explained(loaded.name):
+            report = _report_on_module(loaded, source, texts=texts, batch=batch, seq=seq, device=device, steps=steps)
     report = replace(report, seconds=round(time.perf_counter() - started, 2))
     if out is not None:
         from headwise.report.page import write_page
@@ -134,16 +137,19 @@ def _report_on_module(
         attention="eager" if running.is_eager(loaded.module) else "sdpa",
     )
     here = replace(workload, device="cpu")
-    inputs = example_inputs(loaded.module, batch=workload.batch, seq=workload.seq)
+    forward_here = predict_step(config, replace(here, phase="prefill")) if config else None
+    is_too_large = forward_here is not None and running.refusal("A pass", forward_here.peak_bytes) is not None
+    # a pass that will be refused gets inputs of one token: even the ids of so many may not fit
+    size = {"batch": 1, "seq": 1} if is_too_large else {"batch": workload.batch, "seq": workload.seq}
+    inputs = example_inputs(loaded.module, **size)
 
     steps.start("counting parameters and FLOPs")
-    forward_here = predict_step(config, replace(here, phase="prefill")) if config else None
     counted_flops, flops_notes = running.count(loaded, inputs, forward_here)
     steps.start("measuring a training step")
     predicted_here = predict_step(config, here) if config else None
     measured, memory_notes = running.measure(loaded, inputs, predicted_here)
     steps.start("looking at the heads")
-    heads, heads_notes = running.look(loaded, texts, steps.advance)
+    heads, heads_notes = running.look(loaded, texts, workload.seq, steps.advance)
 
     return Report(
         model=summarise(config, name=loaded.name, source=source),

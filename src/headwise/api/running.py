@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from headwise.api.example import example_inputs
-from headwise.api.summary import resolve_seq
 from headwise.cost.devices import usable_ram_bytes
 from headwise.cost.flop_counter import count_flops
 from headwise.cost.measure import measure_training_step
 from headwise.cost.results import FlopCount, StepMemory
-from headwise.errors import HeadwiseError, ModelError, describe
+from headwise.errors import HeadwiseError, ModelError, TextError, describe
 from headwise.inspection.default_text import default_texts
 from headwise.inspection.inspect import inspect_inputs, inspect_texts
 from headwise.inspection.results import Inspection
@@ -28,6 +27,7 @@ UNKNOWN_PAIRS = (
 )
 STATE_COPIES = 4  # weights, gradients and AdamW's two states: what a step holds at least
 DEFAULT_TEXT_TOKENS = 128  # a paragraph of the default text: 126 tokens and the two that BERT puts around them
+MAX_TEXT_TOKENS = 2**15  # of a user's text: 64 full windows of BERT, half a minute on two cores
 EXAMPLE_SEQ = 128  # tokens of the example input whose heads are shown where there is no tokenizer
 PAGE_MAP_BYTES = 3 * BYTES_PER_MIB  # all maps of a page together, so that a phone can open it
 
@@ -52,11 +52,11 @@ def count(
     Raises:
         ModelError: the module raises on these inputs.
     """
-    refusal = _refusal("No forward pass was run", predicted.peak_bytes if predicted else weight_bytes(loaded.module))
-    if refusal:
-        return None, (refusal,)
+    too_large = refusal("No forward pass was run", predicted.peak_bytes if predicted else weight_bytes(loaded.module))
+    if too_large:
+        return None, (too_large,)
     try:
-        with _explained(loaded.name), torch.no_grad():
+        with explained(loaded.name), torch.no_grad():
             counted = count_flops(loaded.module, **inputs)
     except OutOfMemory as error:
         return None, (f"No forward pass was counted: {error}.",)
@@ -66,19 +66,15 @@ def count(
 def measure(
     loaded: LoadedModule, inputs: Mapping[str, Tensor], predicted: StepMemory | None
 ) -> tuple[StepMemory | None, tuple[str, ...]]:
-    """Measure a training step, unless this machine's memory is too small for it; a note says so then.
-
-    Raises:
-        ModelError: the module raises on these inputs.
-    """
+    """Measure a training step; a note says why not where memory is too small or the module cannot be trained."""
     needed = predicted.peak_bytes if predicted else STATE_COPIES * weight_bytes(loaded.module)
-    refusal = _refusal("No step was measured", needed)
-    if refusal:
-        return None, (refusal,)
+    too_large = refusal("No step was measured", needed)
+    if too_large:
+        return None, (too_large,)
     try:
-        with _explained(loaded.name):
+        with explained(loaded.name):
             return measure_training_step(loaded.module, inputs), ()
-    except OutOfMemory as error:
+    except ModelError as error:  # out of memory, or nothing to train
         return None, (f"No step was measured: {error}.",)
 
 
@@ -87,7 +83,8 @@ def weight_bytes(module: nn.Module) -> int:
     return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
 
 
-def _refusal(what: str, needed_bytes: int) -> str | None:
+def refusal(what: str, needed_bytes: int) -> str | None:
+    """Return why this machine's memory is too small for something, or None where it is not."""
     have_bytes = usable_ram_bytes()
     if needed_bytes <= SHARE_OF_MEMORY * have_bytes:
         return None
@@ -95,20 +92,19 @@ def _refusal(what: str, needed_bytes: int) -> str | None:
 
 
 def look(
-    loaded: LoadedModule, texts: Sequence[str] | None, progress: Callable[[int, int], None]
+    loaded: LoadedModule, texts: Sequence[str] | None, seq: int, progress: Callable[[int, int], None]
 ) -> tuple[Inspection | None, tuple[str, ...]]:
-    """Look at the heads on texts (None = the default ones), or on example inputs where there is no tokenizer.
+    """Look at the heads on texts (None = the default ones), or on example inputs of at most `seq` tokens.
 
     Returns:
         What the heads do, or None and a note that says why they cannot be read.
     """
     try:
-        with _explained(loaded.name):
+        with explained(loaded.name):
             if loaded.tokenizer is None:
-                seq = min(resolve_seq(loaded.config, None), EXAMPLE_SEQ)
                 inspection = inspect_inputs(
                     loaded.module,
-                    example_inputs(loaded.module, batch=1, seq=seq),
+                    example_inputs(loaded.module, batch=1, seq=min(seq, EXAMPLE_SEQ)),
                     max_map_tokens=_map_tokens(loaded),
                     notes=("There is no tokenizer: these are heads on random input, not on a text.",),
                 )
@@ -117,12 +113,16 @@ def look(
                 loaded.module,
                 loaded.tokenizer,
                 default_texts() if texts is None else texts,
-                max_length=DEFAULT_TEXT_TOKENS if texts is None else None,
+                max_length=DEFAULT_TEXT_TOKENS if texts is None else MAX_TEXT_TOKENS,
                 max_map_tokens=_map_tokens(loaded),
                 progress=progress,
             ), ()
     except ModelError as error:
         return None, (f"Its heads cannot be shown: {error}.",)
+    except TextError as error:
+        if texts is not None:
+            raise
+        return None, (f"Its tokenizer cannot read the default text: {error}.",)
 
 
 def _map_tokens(loaded: LoadedModule) -> int:
@@ -134,13 +134,13 @@ def _map_tokens(loaded: LoadedModule) -> int:
 
 
 @contextmanager
-def _explained(name: str) -> Iterator[None]:
+def explained(name: str) -> Iterator[None]:
     """Turn what a user's module raises into a ModelError that names it."""
     try:
         yield
     except HeadwiseError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
             raise OutOfMemory(f"running {name} took more memory than this machine gives") from error
         raise ModelError(f"running {name} raised {describe(error)}") from error

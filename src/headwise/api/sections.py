@@ -62,7 +62,7 @@ def memory_section(
     most_heads = max(block.attention.num_heads for block in config.blocks)
     return MemorySection(
         predicted=shown,
-        predicted_for=THIS_CPU if predicted_here else device.name,
+        predicted_for=THIS_CPU if predicted_here else _place(device),
         measured=measured,
         saved_gap_percent=gap_percent(shown.saved_bytes, measured.saved_bytes) if measured else None,
         peak_gap_percent=gap_percent(shown.peak_bytes, measured.peak_bytes) if measured else None,
@@ -87,7 +87,7 @@ def _kernel_notes(
     """Say which kernel attention runs on each device that a peak is for, and why not a faster one."""
     if workload.attention != "sdpa":
         return ()
-    places = [(device.name, replace(workload, device=device.kind))]
+    places = [(_place(device), replace(workload, device=device.kind))]
     if predicted_here and device.kind != "cpu":
         places.append((THIS_CPU, replace(workload, device="cpu")))
     notes = []
@@ -96,6 +96,10 @@ def _kernel_notes(
         why = f" ({'; '.join(kernel.reasons)})" if kernel.reasons else ""
         notes.append(f"On {place} attention runs torch's {kernel.name} kernel{why}.")
     return tuple(notes)
+
+
+def _place(device: Device) -> str:
+    return THIS_CPU if device.kind == "cpu" else device.name
 
 
 def gap_percent(predicted: int, measured: int) -> float | None:

@@ -5,11 +5,15 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from headwise.config.model import ModelConfig
+from headwise.cost.parameters import count_parameters
 from headwise.errors import ModelError
 from headwise.loading.config import FORMS, Location, load_config, locate
 
 if TYPE_CHECKING:
     from headwise.loading.module import LoadedModule
+
+WEIGHT_SUFFIXES = (".safetensors", ".bin")
+MOST_WEIGHTS_PER_BYTE = 8  # no format stores a weight in less than one bit
 
 
 def find_on_paper(model: Any, *, kinds: Collection[str]) -> tuple[ModelConfig, str] | None:
@@ -38,10 +42,23 @@ def load(model: Any, tokenizer: Any | None = None) -> "tuple[LoadedModule, str]"
         return load_sample(), f"package {SAMPLE_PACKAGE}"
     location = _locate(model)
     if location is not None:
+        if location.kind == "checkpoint":
+            _require_weights_to_match_config(location)
         return load_module(location), location.text
     if isinstance(model, nn.Module):
         return from_module(model, tokenizer=tokenizer), "a module in hand"
     raise ModelError(f"MODEL must be {FORMS}, a ModelConfig or an nn.Module; got {type(model).__name__}")
+
+
+def _require_weights_to_match_config(location: Location) -> None:
+    """Raise ModelError, before memory is taken, if a config asks for more weights than its files can hold."""
+    needed = count_parameters(load_config(location)).total
+    held_bytes = sum(path.stat().st_size for path in location.path.iterdir() if path.suffix in WEIGHT_SUFFIXES)
+    if needed > MOST_WEIGHTS_PER_BYTE * held_bytes:
+        raise ModelError(
+            f"a checkpoint must hold its weights; {location.path}'s config.json describes {needed:,} of them, "
+            f"and its files have {held_bytes:,} bytes"
+        )
 
 
 def _locate(model: Any) -> Location | None:

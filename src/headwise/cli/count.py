@@ -1,5 +1,7 @@
 """`headwise count`: parameters, FLOPs and KV bytes."""
 
+import sys
+from contextlib import redirect_stdout
 from typing import Annotated
 
 import typer
@@ -16,7 +18,8 @@ def count(
     from headwise.api.count import count as count_model
     from headwise.cli.output import print_json
 
-    result = count_model(model, batch=batch, seq=seq, dtype=dtype)
+    with redirect_stdout(sys.stderr):  # a user's module may print; stdout is the answer's
+        result = count_model(model, batch=batch, seq=seq, dtype=dtype)
     if json:
         print_json(result)
     else:

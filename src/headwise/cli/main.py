@@ -4,6 +4,8 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,6 +16,7 @@ from headwise.errors import HeadwiseError
 
 EXIT_BAD_REQUEST = 2
 EXIT_INTERRUPTED = 130
+MAX_LINE = 2000  # a name that was given may be of any length
 
 app = typer.Typer(
     name="headwise",
@@ -49,6 +52,9 @@ app.command("explain")(explain.explain)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0 done, 1 the answer is no, 2 a bad request."""
     words = sys.argv[1:] if arguments is None else list(arguments)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  open to the end
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a sign shows another
     try:
@@ -71,7 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _refuse(message: str) -> int:
-    print("headwise: " + " ".join(message.split()), file=sys.stderr)
+    line = "".join(sign if sign.isprintable() else "\ufffd" for sign in " ".join(message.split()))
+    with suppress(OSError):  # stderr may be full; the exit code still tells
+        print(f"headwise: {line[:MAX_LINE]}", file=sys.stderr)
     return EXIT_BAD_REQUEST
 
 

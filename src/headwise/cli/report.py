@@ -1,5 +1,7 @@
 """`headwise report`: the main job, one page about one model."""
 
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +27,7 @@ def report(
     from headwise.api.report import make_report
     from headwise.cli.output import print_json, progress_bar
 
-    with progress_bar() as progress:
+    with progress_bar() as progress, redirect_stdout(sys.stderr):  # a user's module may print; stdout is the answer's
         result = make_report(model, text=text, batch=batch, seq=seq, gpu=gpu, out=out, progress=progress)
     if json:
         print_json(result)

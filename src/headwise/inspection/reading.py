@@ -13,6 +13,7 @@ from headwise.integrations.layer_weights import LayerWeights
 Progress = Callable[[int, int], None]
 """Called with the texts (or windows of texts) that are done and how many there are."""
 
+MAX_LABEL = 64  # characters of a token that are shown: a vocabulary may make one token of a megabyte
 FEW_TOKENS = 32  # below this, a mean over queries says little about a head
 
 
@@ -79,7 +80,7 @@ def read_batches(
     return Inspection(
         heads=tuple(head for layer, layer_sums in enumerate(sums) for head in layer_sums.to_statistics(layer)),
         maps=tuple(kept_maps),
-        tokens=tuple(tokens),
+        tokens=tuple(token if len(token) <= MAX_LABEL else token[: MAX_LABEL - 1] + "…" for token in tokens),
         num_texts=num_windows if num_texts is None else num_texts,
         num_windows=num_windows,
         num_tokens=sum(lengths),

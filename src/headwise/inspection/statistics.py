@@ -72,7 +72,8 @@ class LayerSums:
             "entropy": entropy,
             # queries with one key have entropy 0 and add nothing; log(2) keeps them from dividing 0 by 0
             "normalized_entropy": entropy / num_visible.clamp(min=2).log(),
-            "sparsity": is_small.sum(dim=-1) / num_visible.clamp(min=1),
+            # comparisons hide a NaN, which the entropy carries on
+            "sparsity": is_small.sum(dim=-1) / num_visible.clamp(min=1) + 0.0 * entropy,
             "distance": (weights * distance).sum(dim=-1),
             "sink_mass": weights.gather(-1, sink).squeeze(-1),
             "max_weight": weights.amax(dim=-1),

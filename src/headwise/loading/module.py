@@ -103,14 +103,15 @@ def _load_checkpoint(location: Location) -> LoadedModule:
     assert isinstance(raw, dict)  # read_config has accepted it
     architectures = raw.get("architectures")
     fallback = "AutoModel" if config.kind == "encoder" else "AutoModelForCausalLM"
-    model_class = getattr(transformers, architectures[0] if architectures else fallback)
     with _quiet(transformers), _one_line(f"the checkpoint {folder}"):
+        model_class = getattr(transformers, architectures[0] if architectures else fallback)
         model, info = model_class.from_pretrained(
             folder,
             dtype=torch.float32,
             local_files_only=True,
             trust_remote_code=False,
-            ignore_mismatched_sizes=True,  # they are refused below, by name
+            # what the config says may be the name of a kernel on a hub
+            attn_implementation="eager" if raw.get("_attn_implementation") == "eager" else "sdpa",
             output_loading_info=True,
         )
     with _quiet(transformers), _one_line(f"the tokenizer of {folder}"):
@@ -141,8 +142,10 @@ def _load_gguf(path: Path) -> LoadedModule:
         config = transformers.AutoConfig.from_pretrained(path.parent, **arguments)
         # before the model is built: a damaged file may ask for a billion layers
         require_size("block_count", config.num_hidden_layers, maximum=MAX_LAYERS)
-        if not gguf.GGUFReader(path).tensors:  # transformers would build the model all the same, of random weights
-            raise ModelError(f"a GGUF file must hold a model's weights; {path} has none")
+        # transformers would build the model all the same, of random weights and default sizes
+        last_layer = f"blk.{config.num_hidden_layers - 1}."
+        if not any(tensor.name.startswith(last_layer) for tensor in gguf.GGUFReader(path).tensors):
+            raise ModelError(f"a GGUF file must hold the weights of all its layers; {path} has no {last_layer}*")
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
             path.parent, dtype=torch.float32, output_loading_info=True, **arguments
         )
@@ -182,18 +185,18 @@ def from_module(module: nn.Module, *, name: str | None = None, tokenizer: Any | 
     """
     name = name or type(module).__name__
     try:
-        copied = copy.deepcopy(module).to("cpu")
+        copied = copy.deepcopy(module).to("cpu").eval()
+        config, notes = _config_of(copied, name)
     except Exception as error:
         raise ModelError(
             f"a module must be copyable to be run aside; copying {name} raised {describe(error)}"
         ) from error
-    config, notes = _config_of(copied, name)
     dtypes = {tensor.dtype for tensor in copied.state_dict().values() if tensor.is_floating_point()} - {torch.float32}
     if dtypes:
         copied = copied.float()
         named = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
         notes = (*notes, f"Its {named} weights were cast to float32, in which everything here is counted and measured.")
-    return LoadedModule(copied.eval(), tokenizer, config, name, notes)
+    return LoadedModule(copied, tokenizer, config, name, notes)
 
 
 def _call_factory(target: str, factory: Any) -> nn.Module:
@@ -270,6 +273,10 @@ def _one_line(what: str) -> Iterator[None]:
         yield
     except HeadwiseError:
         raise
+    except RuntimeError as error:
+        if "ignore_mismatched_sizes" not in str(error):
+            raise ModelError(f"{what} cannot be loaded: {describe(error)}") from error
+        raise ModelError(f"{what} cannot be loaded: its weights have other shapes than its config.json says") from error
     except pickle.UnpicklingError as error:
         raise ModelError(
             f"{what} cannot be loaded: its weights are a pickle that holds more than tensors, "

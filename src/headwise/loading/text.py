@@ -4,15 +4,17 @@ from pathlib import Path
 
 from headwise.errors import TextError
 
-MAX_TEXT_BYTES = 64 * 2**20
+MAX_TEXT_BYTES = 4 * 2**20  # a book; tokenizers need a hundred times a text's bytes
 
 
 def read_text(path: Path) -> str:
     """Read a text file in UTF-8.
 
     Raises:
-        TextError: it cannot be opened, is larger than 64 MiB, is no UTF-8 text, or holds only white space.
+        TextError: it cannot be opened, is larger than 4 MiB, is no UTF-8 text, or holds only white space.
     """
+    if path.exists() and not path.is_file():
+        raise TextError(f"a text must be a file; {path} is a folder, a device or a pipe")
     try:
         with path.open("rb") as file:
             content = file.read(MAX_TEXT_BYTES + 1)

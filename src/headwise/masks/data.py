@@ -41,6 +41,8 @@ class KeyPadding(Mask):
                 "lengths must be one whole number a batch row, shape (batch,); "
                 f"got {lengths.dtype} of shape {tuple(lengths.shape)}"
             )
+        # In a narrow dtype `padded_len - lengths` would wrap around.
+        object.__setattr__(self, "lengths", lengths.long())
         if self.side not in ("right", "left"):
             raise ConfigError(f'side must be "right" or "left"; got {self.side!r}')
         if self.padded_len is not None:
