@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from headwise.config.model import FeedForwardConfig as FeedForwardConfig
     from headwise.config.model import ModelConfig as ModelConfig
     from headwise.config.presets import preset as preset
+    from headwise.cost.flop_counter import count_flops as count_flops
+    from headwise.cost.measure import measure_training_step as measure_training_step
     from headwise.errors import HeadwiseError as HeadwiseError
     from headwise.masks.data import KeyPadding as KeyPadding
     from headwise.masks.patterns import Causal as Causal
@@ -46,8 +48,10 @@ _MODULE_OF = {
     "attention": "headwise.ops.attention",
     "choose_impl": "headwise.ops.attention",
     "count": "headwise.api.count",
+    "count_flops": "headwise.cost.flop_counter",
     "explain": "headwise.api.explain",
     "make_report": "headwise.api.report",
+    "measure_training_step": "headwise.cost.measure",
     "preset": "headwise.config.presets",
 }
 

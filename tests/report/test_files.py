@@ -125,3 +125,9 @@ def test_a_folder_without_write_permission_is_refused(tmp_path):
             write_whole("x", tmp_path / "page.html")
     finally:
         tmp_path.chmod(0o700)
+
+
+def test_a_replaced_file_keeps_its_mode(tmp_path):
+    path = write_whole("old", tmp_path / "page.html")
+    path.chmod(0o600)
+    assert stat.S_IMODE(write_whole("new", path).stat().st_mode) == 0o600

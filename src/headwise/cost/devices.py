@@ -105,7 +105,7 @@ def this_machine() -> Device:
     gpu = _this_gpu() if _has_cuda_driver() and importlib.util.find_spec("torch") else None
     return gpu or Device(
         name=HERE,
-        description=f"this machine, {os.cpu_count()} CPU cores",
+        description=f"this machine ({os.cpu_count()} CPU cores)",
         memory_bytes=usable_ram_bytes(),
         kind="cpu",
         source="the operating system",

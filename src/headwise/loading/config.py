@@ -10,6 +10,7 @@ from headwise.config.huggingface import read_config
 from headwise.config.model import ModelConfig
 from headwise.config.presets import PRESETS, preset
 from headwise.errors import ModelError
+from headwise.loading.files import read_whole
 
 MAX_CONFIG_BYTES = 16 * 2**20  # published config.json files are a few KiB
 
@@ -85,13 +86,7 @@ def read_json(path: Path) -> object:
     Raises:
         ModelError: it cannot be opened, is too large, or is no JSON.
     """
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_CONFIG_BYTES + 1)
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror or error}") from None
-    if len(content) > MAX_CONFIG_BYTES:
-        raise ModelError(f"{path} must be at most {MAX_CONFIG_BYTES // 2**20} MiB to be a config")
+    content = read_whole(path, what="a config", max_bytes=MAX_CONFIG_BYTES, error=ModelError)
     try:
         return json.loads(content.decode("utf-8"))
     except UnicodeDecodeError:

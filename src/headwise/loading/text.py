@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from headwise.errors import TextError
+from headwise.loading.files import read_whole
 
 MAX_TEXT_BYTES = 4 * 2**20  # a book; tokenizers need a hundred times a text's bytes
 
@@ -13,15 +14,7 @@ def read_text(path: Path) -> str:
     Raises:
         TextError: it cannot be opened, is larger than 4 MiB, is no UTF-8 text, or holds only white space.
     """
-    if path.exists() and not path.is_file():
-        raise TextError(f"a text must be a file; {path} is a folder, a device or a pipe")
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_TEXT_BYTES + 1)
-    except OSError as error:
-        raise TextError(f"the text {path} cannot be read: {error.strerror or error}") from None
-    if len(content) > MAX_TEXT_BYTES:
-        raise TextError(f"a text must be at most {MAX_TEXT_BYTES // 2**20} MiB; {path} is larger")
+    content = read_whole(path, what="a text", max_bytes=MAX_TEXT_BYTES, error=TextError)
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

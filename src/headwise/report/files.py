@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,9 +13,9 @@ from headwise.errors import OutputError
 def write_whole(text: str, path: str | os.PathLike[str]) -> Path:
     """Write `text` as UTF-8 to `path`, so that a reader sees the old file or the new one, never a part.
 
-    The text goes to a new file in the same folder (mode 0644 less the umask), is flushed to the disk and takes the
-    place of `path` in one step. A link is followed. A character that UTF-8 cannot hold (half of a surrogate pair, as
-    in the name of a file that is no UTF-8) is written as `?`.
+    The text goes to a new file in the same folder (mode of the old one, else 0644 less the umask), is flushed to the
+    disk and takes the place of `path` in one step. A link is followed. A character that UTF-8 cannot hold (half of a
+    surrogate pair, as in the name of a file that is no UTF-8) is written as `?`.
 
     Args:
         text: what to write.
@@ -34,6 +35,8 @@ def write_whole(text: str, path: str | os.PathLike[str]) -> Path:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
+                if place.exists():  # who keeps a page to themselves keeps the next one so
+                    os.fchmod(file.fileno(), stat.S_IMODE(place.stat().st_mode))
             beside.replace(place)
     return Path(path)
 
