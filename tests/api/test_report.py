@@ -278,6 +278,8 @@ def test_a_prediction_names_its_device_and_the_kernel_that_runs_there(users_fold
     memory = headwise.make_report(transformers.GPT2Model(config), batch=3, seq=7, gpu=gpu).memory
     assert memory.predicted_for == "this machine's CPU"
     assert any(f"On {place} attention runs torch's {kernel} kernel" in note for note in memory.notes)
+    if gpu == "t4":
+        assert any("got compute capability 7.5" in note for note in memory.notes)
     on_paper = headwise.make_report("gpt2", seq=7, gpu="t4").memory
     assert on_paper.predicted_for == "t4"
 

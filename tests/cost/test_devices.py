@@ -83,6 +83,7 @@ def test_a_gpu_that_torch_can_use_is_this_machine(monkeypatch):
     class Properties:
         name = "Some GPU"
         total_memory = 7 * GIB
+        major, minor = 9, 1
 
     monkeypatch.setattr(devices, "_has_cuda_driver", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -90,3 +91,4 @@ def test_a_gpu_that_torch_can_use_is_this_machine(monkeypatch):
     device = this_machine()
     assert (device.kind, device.memory_bytes, device.name) == ("cuda", 7 * GIB, "here")
     assert "Some GPU" in device.description
+    assert device.compute_capability == (9, 1)

@@ -92,7 +92,8 @@ def _kernel_notes(
         places.append((THIS_CPU, replace(workload, device="cpu")))
     notes = []
     for place, on_place in places:
-        kernel, _ = choose_kernel(config.blocks[0].attention, on_place)
+        capability = device.compute_capability if on_place.device == "cuda" else None
+        kernel, _ = choose_kernel(config.blocks[0].attention, on_place, compute_capability=capability or (8, 0))
         why = f" ({'; '.join(kernel.reasons)})" if kernel.reasons else ""
         notes.append(f"On {place} attention runs torch's {kernel.name} kernel{why}.")
     return tuple(notes)

@@ -29,9 +29,22 @@ def _cuda(name: str, description: str, gib: float, source: str, date: str) -> De
         kind="cuda",
         source=source,
         date=date,
+        compute_capability=_COMPUTE_CAPABILITIES[name],
     )
 
 
+# Source: NVIDIA, "CUDA GPU Compute Capability", read 2026-11-29.
+_COMPUTE_CAPABILITIES = {
+    "v100-32gb": (7, 0),
+    "t4": (7, 5),
+    "a100-40gb": (8, 0),
+    "a100-80gb": (8, 0),
+    "rtx-3090": (8, 6),
+    "rtx-4090": (8, 9),
+    "l4": (8, 9),
+    "h100-80gb": (9, 0),
+    "h200-141gb": (9, 0),
+}
 _MESSAGE = "out-of-memory message of torch in https://github.com/"
 
 DEVICES: dict[str, Device] = {
@@ -134,6 +147,7 @@ def _this_gpu() -> Device | None:
         kind="cuda",
         source="the CUDA driver",
         date=_today(),
+        compute_capability=(properties.major, properties.minor),
     )
 
 

@@ -124,7 +124,10 @@ class StepMemory(Result):
 
 @dataclass(frozen=True, kw_only=True)
 class Device(Result):
-    """A device from the catalogue: what the driver reports as usable, with its source and the date it was read."""
+    """A device from the catalogue: what the driver reports as usable, with its source and the date it was read.
+
+    `compute_capability` is the CUDA device's, None on a CPU; which kernels run depends on it.
+    """
 
     name: str
     description: str
@@ -132,6 +135,7 @@ class Device(Result):
     kind: Literal["cuda", "cpu"]
     source: str
     date: str
+    compute_capability: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

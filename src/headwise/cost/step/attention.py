@@ -76,7 +76,9 @@ def is_causal(config: AttentionConfig, workload: Workload) -> bool:
     return not isinstance(config.mask, Full) and workload.seq > 1
 
 
-def choose_kernel(config: AttentionConfig, workload: Workload) -> tuple[KernelChoice, bool]:
+def choose_kernel(
+    config: AttentionConfig, workload: Workload, *, compute_capability: tuple[int, int] = (8, 0)
+) -> tuple[KernelChoice, bool]:
     """Return the kernel of sdpa that transformers' call for a layer gets, and whether it is called with grouped heads.
 
     Grouped heads reach torch as they are where there is no mask tensor and the head sizes allow it; else transformers
@@ -96,6 +98,7 @@ def choose_kernel(config: AttentionConfig, workload: Workload) -> tuple[KernelCh
         requires_grad=workload.phase == "train",
         query_len=workload.seq,
         key_len=workload.seq,
+        compute_capability=compute_capability,
     )
     return sdpa_kernel(case), is_grouped
 
