@@ -4,9 +4,8 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -65,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except OSError as error:  # files are read and written behind doors of our own: this is stdout
-        _drop_stdout()
+        _drop(sys.stdout)
         return 0 if isinstance(error, BrokenPipeError) else _refuse(f"the answer cannot be written: {error.strerror}")
     except Exception as error:
         if not hasattr(error, "format_message"):  # typer's own usage errors have it; anything else is ours to fix
@@ -78,11 +77,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _refuse(message: str) -> int:
     line = "".join(sign if sign.isprintable() else "\ufffd" for sign in " ".join(message.split()))
-    with suppress(OSError):  # stderr may be full; the exit code still tells
-        print(f"headwise: {line[:MAX_LINE]}", file=sys.stderr)
+    try:
+        print(f"headwise: {line[:MAX_LINE]}", file=sys.stderr, flush=True)
+    except OSError:  # stderr is full; the exit code still tells
+        _drop(sys.stderr)
     return EXIT_BAD_REQUEST
 
 
-def _drop_stdout() -> None:
-    """Send what is still buffered for stdout nowhere, so that the interpreter does not fail on it when it ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _drop(stream: TextIO) -> None:
+    """Send what is still buffered for a stream nowhere, so that the interpreter does not fail on it when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
