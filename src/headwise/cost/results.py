@@ -52,7 +52,10 @@ Kind = Literal["parameter", "gradient", "optimizer", "saved", "temporary", "inpu
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerEntry(Result):
-    """One tensor: `born` and `freed` are indices into the ledger's moments; `freed` None = it lives on."""
+    """One tensor: `born` and `freed` are indices into the ledger's moments; `freed` None = it lives on.
+
+    `line`: the line of the user's code that made it, where a step was tracked.
+    """
 
     name: str
     kind: Kind
@@ -62,6 +65,7 @@ class LedgerEntry(Result):
     owner: str
     born: int
     freed: int | None
+    line: str | None = None
 
     def is_alive(self, moment: int) -> bool:
         """Whether the tensor holds memory at the moment with this index (born <= moment < freed)."""

@@ -3,11 +3,39 @@
 from dataclasses import dataclass, fields
 from typing import Literal, get_args, get_origin, no_type_check
 
-from headwise.config.checks import require_choice, require_flag, require_size
+from headwise.config.checks import require_choice, require_flag, require_instance, require_size
 from headwise.errors import ConfigError
 from headwise.results import Result
 
 MAX_TOKENS = 2**40  # batch x seq; beyond it the closed forms answer about nothing real
+
+LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "out_proj", "gate_proj", "up_proj", "down_proj")
+OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "adamw8bit", "adafactor", "lion", "muon")
+
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+@no_type_check  # values of any type must reach the checks below
+@dataclass(frozen=True, kw_only=True)
+class Lora(Result):
+    """Low-rank adapters beside frozen projections: `y = W x + scale * B (A x)`, A (rank, inputs), B (outputs, rank).
+
+    Args:
+        rank: rows of A.
+        targets: the projections that get an adapter, by the names of design ("q_proj", "k_proj", "v_proj", "out_proj",
+            "gate_proj", "up_proj", "down_proj").
+
+    Source: Hu et al. 2021, "LoRA", section 4.1.
+    """
+
+    rank: int
+    targets: tuple[str, ...] = ("q_proj", "v_proj")
+
+    def __post_init__(self) -> None:
+        require_size("rank", self.rank)
+        require_instance("targets", self.targets, tuple)
+        for target in self.targets:
+            require_choice("a target of lora", target, LORA_TARGETS)
 
 
 @no_type_check  # values of any type must reach the checks below
@@ -19,28 +47,58 @@ class Workload(Result):
         batch: number of texts.
         seq: tokens per text.
         phase: "train" (forward, backward, optimizer step) or "prefill" (forward alone).
-        precision: dtype of weights, activations and states: "fp32".
-        optimizer: "adamw" or "sgd".
+        precision: "fp32", "bf16" and "fp16": weights, activations and states all have this dtype. "amp-bf16" and
+            "amp-fp16": float32 weights and states under torch's autocast to that dtype.
+        optimizer: one of `OPTIMIZERS`.
+        optimizer_step: how torch's optimizer goes over the weights: "foreach" (all at once), "fused" or "loop" (one by
+            one). Default: what torch takes by itself, "foreach" on CUDA and "loop" on CPU.
         attention: "sdpa" (torch's fused kernels where they can run) or "eager" (product, softmax, product).
+        checkpoint: what is computed again in backward instead of saved: "none"; "selective": what stands between
+            queries, keys, values and the attention's output (Korthikanti et al. 2022, section 5); "full": every layer.
+        accumulation: forward and backward passes of `batch` texts each, per optimizer step.
+        lora: adapters that are trained in place of the weights, or None.
+        loss: "sum" of the output; "cross_entropy" of a language model's scores, as transformers computes it;
+            "chunked_cross_entropy": the same over chunks of tokens, whose scores are computed again in backward.
         device: kind of device that the step runs on; the kernels differ.
+        compute_capability: of the CUDA device; which kernel runs depends on it.
         dropout: whether the config's dropout is active (it is in training).
     """
 
     batch: int
     seq: int
     phase: Literal["train", "prefill"] = "train"
-    precision: Literal["fp32"] = "fp32"
-    optimizer: Literal["adamw", "sgd"] = "adamw"
+    precision: Literal["fp32", "bf16", "fp16", "amp-bf16", "amp-fp16"] = "fp32"
+    optimizer: Literal["sgd", "momentum", "adam", "adamw", "adamw8bit", "adafactor", "lion", "muon"] = "adamw"
+    optimizer_step: Literal["foreach", "fused", "loop"] = None  # type: ignore[assignment]  # never None afterwards
     attention: Literal["sdpa", "eager"] = "sdpa"
+    checkpoint: Literal["none", "selective", "full"] = "none"
+    accumulation: int = 1
+    lora: Lora | None = None
+    loss: Literal["sum", "cross_entropy", "chunked_cross_entropy"] = "sum"
     device: Literal["cpu", "cuda"] = "cuda"
+    compute_capability: tuple[int, int] = (8, 0)
     dropout: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("batch", "seq"):
+        for name in ("batch", "seq", "accumulation"):
             require_size(name, getattr(self, name))
+        if self.optimizer_step is None:
+            object.__setattr__(self, "optimizer_step", "foreach" if self.device == "cuda" else "loop")
         for field in fields(self):
             if get_origin(field.type) is Literal:
                 require_choice(field.name, getattr(self, field.name), get_args(field.type))
         require_flag("dropout", self.dropout)
+        if self.lora is not None:
+            require_instance("lora", self.lora, Lora)
         if self.batch * self.seq > MAX_TOKENS:
             raise ConfigError(f"batch x seq must be at most 2^40 tokens; got {self.batch} x {self.seq}")
+
+    @property
+    def weight_dtype(self) -> str:
+        """Dtype of the weights, their gradients and states, as torch spells it."""
+        return _DTYPES.get(self.precision, "float32")
+
+    @property
+    def autocast_dtype(self) -> str | None:
+        """Dtype that autocast casts products to, or None where there is no autocast."""
+        return _DTYPES[self.precision.removeprefix("amp-")] if self.precision.startswith("amp-") else None

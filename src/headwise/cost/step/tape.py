@@ -16,7 +16,16 @@ from math import prod
 
 from headwise.cost.results import Kind
 
-BYTES_OF_DTYPE = {"float32": 4, "int64": 8, "int32": 4, "bool": 1}
+BYTES_OF_DTYPE = {
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
 
 Shape = tuple[int, ...]
 
@@ -62,6 +71,7 @@ class Edge:
     node: "Node"
     slot: int
     shape: Shape
+    dtype: str
     is_passed: bool
     layout: str
 
@@ -104,6 +114,11 @@ class Value:
     storage: Storage
     node: Node | None = None
     slot: int = 0
+
+    @property
+    def dtype(self) -> str:
+        """Dtype of its numbers, as torch spells it."""
+        return self.storage.record.dtype
 
 
 @dataclass(slots=True)
@@ -170,10 +185,10 @@ class Tape:
         record.freed = self.tick
         self.current_bytes -= record.bytes
 
-    def parameter(self, name: str, shape: Shape) -> Value:
-        """Allocate a weight that learns."""
-        node = Node(name, shape, self.owner) if self.grad_enabled else None
-        return Value(shape, self.new(name, shape, kind="parameter"), node)
+    def parameter(self, name: str, shape: Shape, dtype: str = "float32", *, is_frozen: bool = False) -> Value:
+        """Allocate a weight, which learns unless it is frozen."""
+        node = Node(name, shape, self.owner) if self.grad_enabled and not is_frozen else None
+        return Value(shape, self.new(name, shape, dtype, kind="parameter"), node)
 
     def apply(
         self,
@@ -183,6 +198,7 @@ class Tape:
         fresh: Sequence[Value] = (),
         passed: Sequence[Value] = (),
         kept: Sequence[Storage] = (),
+        dtype: str | None = None,
         storage: Storage | None = None,
         keeps_result: bool = False,
         scratch: Sequence[Shape] = (),
@@ -199,6 +215,7 @@ class Tape:
             fresh: inputs whose gradient backward makes anew, in their shape.
             passed: inputs whose gradient is the result's own (of a sum, of a view).
             kept: storages that backward needs.
+            dtype: of the result. Default: that of the first input.
             storage: memory of the result where it is a view; None = new memory.
             keeps_result: backward needs the result too.
             scratch: shapes of what backward needs while it runs.
@@ -209,10 +226,10 @@ class Tape:
             copied_layouts: orders in which a gradient that is passed on must be copied first.
         """
         if storage is None:
-            storage = self.new(name, shape, layout=layout)
+            storage = self.new(name, shape, dtype or next(iter((*fresh, *passed))).dtype, layout=layout)
         layouts = gradient_layouts or ("same",) * len(fresh)
         edges = tuple(
-            Edge(value.node, value.slot, value.shape, is_passed, edge_layout)
+            Edge(value.node, value.slot, value.shape, value.dtype, is_passed, edge_layout)
             for values, is_passed, edge_layouts in ((fresh, False, layouts), (passed, True, ("same",) * len(passed)))
             for value, edge_layout in zip(values, edge_layouts, strict=True)
             if value.node is not None
@@ -243,7 +260,9 @@ class Tape:
         self.first_backward_tick = self.tick
         waiting = _count_readers(loss.node)
         flows: dict[Node, dict[int, Storage]] = {}
-        self._add(flows, Edge(loss.node, 0, (), True, "same"), self.new("gradient of the loss", (), is_expanded=True))
+        first = self.new("gradient of the loss", (), loss.dtype, is_expanded=True)
+        self._add(flows, Edge(loss.node, 0, (), loss.dtype, True, "same"), first)
+        del first
         ready = [(-loss.node.number, loss.node)]
         while ready:
             _, node = heapq.heappop(ready)
@@ -266,9 +285,10 @@ class Tape:
         for flow in flows.values():
             flow.num_buffers -= 1  # one that is passed on is counted again where it arrives
         gradient = next(iter(flows.values()))
-        scratch = [self.new(f"workspace of {node.name} backward", shape) for shape in node.scratch]
+        dtype = gradient.record.dtype
+        scratch = [self.new(f"workspace of {node.name} backward", shape, dtype) for shape in node.scratch]
         if node.needs_dense and gradient.is_expanded:
-            scratch.append(self.new(f"gradient of {node.name}, made dense", node.shape))
+            scratch.append(self.new(f"gradient of {node.name}, made dense", node.shape, dtype))
         is_copied = gradient.layout in node.copied_layouts
         outgoing: list[tuple[Edge, Storage]] = []
         for edge in node.edges:
@@ -277,7 +297,7 @@ class Tape:
             else:
                 layout = gradient.layout if edge.layout == "same" else edge.layout
                 layout = "tokens" if is_copied else layout
-                outgoing.append((edge, self.new(f"gradient before {node.name}", edge.shape, layout=layout)))
+                outgoing.append((edge, self.new(f"gradient before {node.name}", edge.shape, edge.dtype, layout=layout)))
         node.kept = ()
         return outgoing
 
@@ -292,7 +312,7 @@ class Tape:
             return
         if before is not None:
             before.num_buffers -= 1
-            storage = self.new(f"sum of gradients of {edge.node.name}", edge.shape, layout=before.layout)
+            storage = self.new(f"sum of gradients of {edge.node.name}", edge.shape, edge.dtype, layout=before.layout)
         storage.num_buffers += 1
         slots[edge.slot] = storage
 
