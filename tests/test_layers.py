@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "cost": {"errors", "results", "kernels", "masks", "config"},
     "cost/trace.py": {"errors", "results", "kernels", "masks", "config", "integrations"},
     "cost/measure.py": {"errors", "results", "kernels", "masks", "config", "integrations"},
+    "cost/prepare.py": {"errors", "results", "kernels", "masks", "config", "integrations"},
     "inspection": {"errors", "results", "config", "masks", "ops", "nn", "integrations", "convert"},
     "checks": {"errors", "results", "masks", "ops", "caches", "integrations", "inspection"},
     "experiments": {"errors", "results", "config", "masks", "nn", "cost", "inspection"},

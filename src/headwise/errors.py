@@ -2,6 +2,7 @@
 
 HeadwiseError
 ├── ConfigError       a model description that is malformed, contradictory or unknown
+│   └── UnknownArchitectureError  well-formed as far as it was read, but of a family or class without a closed form
 ├── ModelError        a MODEL that cannot be found, read or run
 ├── TextError         a text that cannot be read or holds nothing to look at
 ├── OutputError       a result that cannot be written where it was asked for
@@ -18,6 +19,10 @@ class HeadwiseError(ValueError):
 
 class ConfigError(HeadwiseError):
     """A model description is malformed, contradictory or of an unknown kind."""
+
+
+class UnknownArchitectureError(ConfigError):
+    """A model description is of a family or class that has no closed form; a module of it can still be traced."""
 
 
 class ModelError(HeadwiseError):

@@ -1,8 +1,12 @@
 """One table: which kernel of torch's scaled_dot_product_attention serves a case, and why not a faster one.
 
 The rules are those of torch 2.13. On CPU a test compares every answer with the operation that torch really dispatches.
-On CUDA they are read, not measured: from torch's `sdp_utils`, for NVIDIA devices with the CUDA 13 wheels and no kernel
-switched off.
+On CUDA they are read, not measured: from torch's `sdp_utils`, for NVIDIA devices with the CUDA 13 wheels.
+
+The choice is silent, and its last resort is quadratic. What leads there on CUDA: grouped heads together with a mask
+tensor, with heads above 256, with float32, or with unequal head sizes; heads that are no multiple of 8 (half precision)
+or 4 (float32) together with a mask; bfloat16 before compute capability 8.0; float64. On CPU: dropout, unequal head
+sizes, a mask that needs a gradient. Nested tensors are not described; they follow rules of their own.
 
 Source: pytorch, aten/src/ATen/native/transformers/sdp_utils_cpp.{h,cpp} and cuda/sdp_utils.cpp.
 """
@@ -18,6 +22,9 @@ MaskForm = Literal["none", "causal", "bool"]
 _Demand = tuple[bool, str]
 
 HALF_DTYPES = ("float16", "bfloat16")
+NEWEST = (12, 1)  # the compute capability up to which the fused kernels are built
+KERNELS = ("cudnn", "flash", "efficient", "math")
+"""What `torch.nn.attention.sdpa_kernel` can allow; on CPU its "flash" is the kernel "flash_cpu"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +33,7 @@ class KernelChoice(Result):
 
     `name`: "cudnn", "flash", "efficient" or "math" on CUDA; "flash_cpu" or "math" on CPU. "math" builds the score
     matrix and copies grouped keys and values for every query head; all others need memory linear in the lengths.
+    "error": none of the kernels that are allowed can serve the case, and torch raises RuntimeError.
     """
 
     name: str
@@ -33,12 +41,35 @@ class KernelChoice(Result):
 
     @property
     def is_fused(self) -> bool:
-        """Whether the kernel never builds the score matrix."""
-        return self.name != "math"
+        """Whether there is a kernel, and it never builds the score matrix."""
+        return self.name not in ("math", "error")
+
+    @property
+    def is_quadratic(self) -> bool:
+        """Whether the kernel's memory grows with the product of the lengths."""
+        return self.name == "math"
+
+    @property
+    def memory(self) -> str:
+        """What the kernel takes beside its inputs and its output, in words."""
+        if self.name == "error":
+            return "none: no allowed kernel can serve the call"
+        if self.is_fused:
+            return "linear in the lengths"
+        return (
+            "quadratic: builds the (batch, heads, queries, keys) score matrix, in float32 even for half precision, "
+            "and copies grouped keys and values for every query head"
+        )
+
+    def to_text(self) -> str:
+        """Return the kernel, what its memory does, and why no faster one is taken."""
+        return "\n".join((f"{self.name}, memory {self.memory}", *self.reasons))
 
 
 class SdpaCase(NamedTuple):
-    """A call of `F.scaled_dot_product_attention` on 4-dimensional inputs, as far as the choice of a kernel reads it.
+    """A call of `F.scaled_dot_product_attention`, as far as the choice of a kernel reads it.
+
+    Query, key and value have one dtype, and no dimension but the lengths is 0.
 
     Attributes:
         device: "cpu" or "cuda".
@@ -46,7 +77,7 @@ class SdpaCase(NamedTuple):
         head_dim: size of a query and key head.
         v_head_dim: size of a value head.
         mask: how the mask is handed over: not at all, as `is_causal`, or as a tensor ("bool" stands for a float tensor
-            that needs no gradient too).
+            too).
         grouped: whether there are fewer key/value heads than query heads (`enable_gqa`).
         dropout_p: probability with which a weight is dropped.
         requires_grad: whether query, key or value needs a gradient.
@@ -54,6 +85,12 @@ class SdpaCase(NamedTuple):
         key_len: number of keys; None: unknown, positive and equal to `query_len`.
         contiguous: whether the numbers of one head lie side by side (the last stride is 1).
         compute_capability: of the CUDA device: (8, 0) A100, (8, 9) RTX 4090 and L4, (9, 0) H100, (7, 0) V100.
+        num_dims: number of dimensions of query, key and value.
+        broadcast: whether query, key and value differ in their batch sizes, or in their heads without `enable_gqa`.
+        mask_dims: number of dimensions of a mask tensor.
+        mask_requires_grad: whether a mask tensor was made to need a gradient, `no_grad` or not: a learned bias.
+        deterministic: whether `torch.use_deterministic_algorithms` is on, without `warn_only`.
+        allowed: the kernels that `torch.nn.attention.sdpa_kernel` allows.
     """
 
     device: Device
@@ -68,29 +105,72 @@ class SdpaCase(NamedTuple):
     key_len: int | None = None
     contiguous: bool = True
     compute_capability: tuple[int, int] = (8, 0)
+    num_dims: int = 4
+    broadcast: bool = False
+    mask_dims: int = 2
+    mask_requires_grad: bool = False
+    deterministic: bool = False
+    allowed: tuple[str, ...] = KERNELS
 
 
 def sdpa_kernel(case: SdpaCase) -> KernelChoice:
-    """Say which kernel torch takes for a case: its name, and a sentence for each faster one, fastest first."""
+    """Say which kernel torch takes for a case: its name, and a sentence for each that it would rather have taken."""
     reasons: list[str] = []
-    for name, list_demands in _CANDIDATES[case.device]:
-        obstacles = [demand for is_met, demand in (*_list_common_demands(case), *list_demands(case)) if not is_met]
+    for name in _order(case):
+        is_allowed = name.removesuffix("_cpu") in case.allowed
+        demands = ((is_allowed, "is not allowed by torch.nn.attention.sdpa_kernel"), *_LISTS_OF_DEMANDS[name](case))
+        obstacles = [demand for is_met, demand in demands if not is_met]
         if not obstacles:
             return KernelChoice(name=name, reasons=tuple(reasons))
         reasons.append(f"{name} is not taken: it {obstacles[0]}")
-    return KernelChoice(name="math", reasons=tuple(reasons))
+    return KernelChoice(name="error", reasons=tuple(reasons))
 
 
-def _list_common_demands(case: SdpaCase) -> tuple[_Demand, ...]:
+def _order(case: SdpaCase) -> tuple[str, ...]:
+    """Return the kernels in the order in which torch tries them."""
+    if case.device == "cpu":
+        return ("flash_cpu", "math")
+    # cuDNN comes first on Hopper and on the Blackwell of data centres; elsewhere it is the last resort.
+    is_preferred = case.compute_capability in ((9, 0), (10, 0), (10, 3))
+    return ("cudnn", "flash", "efficient", "math") if is_preferred else ("flash", "efficient", "math", "cudnn")
+
+
+def _list_fused_demands(case: SdpaCase) -> tuple[_Demand, ...]:
     """List what every fused kernel demands: whether it is met, and a clause that says what was needed and what came."""
     return (
+        (case.num_dims == 4, f"needs 4 dimensions (batch, heads, length, head size); got {case.num_dims}"),
         (case.query_len != 0 and case.key_len != 0, f"needs tokens; got {case.query_len} queries, {case.key_len} keys"),
-        (case.contiguous, "needs query, key and value whose last dimension has stride 1"),
+        (
+            not case.broadcast,
+            "needs query, key and value of one batch size, and of one number of heads without enable_gqa",
+        ),
+    )
+
+
+def _demand_contiguous(case: SdpaCase, *, but_single: bool = False) -> _Demand:
+    """Demand last strides of 1; `but_single`: of heads of one number it does not matter."""
+    return (
+        case.contiguous or (but_single and case.head_dim == 1),
+        "needs query, key and value whose last dimension has stride 1",
+    )
+
+
+def _demand_plain_mask(case: SdpaCase) -> tuple[_Demand, ...]:
+    is_tensor = case.mask == "bool"
+    return (
+        (not (is_tensor and case.mask_requires_grad), "computes no gradient of a mask"),
+        (
+            not is_tensor or case.mask_dims in (2, 4),
+            f"needs a mask of 2 or 4 dimensions; got {case.mask_dims}",
+        ),
     )
 
 
 def _list_flash_cpu_demands(case: SdpaCase) -> tuple[_Demand, ...]:
     return (
+        *_list_fused_demands(case),
+        _demand_contiguous(case),
+        *_demand_plain_mask(case),
         (case.dropout_p == 0, f"has no dropout; got dropout_p = {case.dropout_p}"),
         (
             case.v_head_dim == case.head_dim,
@@ -104,13 +184,17 @@ def _list_cudnn_demands(case: SdpaCase) -> tuple[_Demand, ...]:
     dims = (case.head_dim, case.v_head_dim)
     sixteenths = case.dropout_p * 16
     return (
+        *_list_fused_demands(case),
+        _demand_contiguous(case, but_single=True),
+        *_demand_plain_mask(case),
+        (not case.deterministic, "is not deterministic, and torch.use_deterministic_algorithms is on"),
         (
-            case.compute_capability in ((9, 0), (10, 0), (10, 3)),
-            f"comes first on Hopper and Blackwell data-centre devices only; got {_format_device(case)}",
+            (8, 0) <= case.compute_capability <= NEWEST,
+            f"needs compute capability 8.0 to {NEWEST[0]}.{NEWEST[1]}; got {_format_device(case)}",
         ),
         _demand_dtype(case, HALF_DTYPES),
         (
-            max(dims) <= 128 or dims == (192, 128),
+            max(dims) <= 128 or (dims == (192, 128) and case.compute_capability[0] in (9, 10)),
             f"needs heads of at most 128 numbers (or keys of 192 with values of 128); got {dims[0]} and {dims[1]}",
         ),
         (not any(dim % 8 for dim in dims), f"needs head sizes that are multiples of 8; got {dims[0]} and {dims[1]}"),
@@ -127,12 +211,17 @@ def _list_flash_demands(case: SdpaCase) -> tuple[_Demand, ...]:
     has_small_shared_memory = (8, 6) <= capability <= (8, 9) or capability >= (12, 0)
     is_hard_backward = case.head_dim > 192 and (case.head_dim <= 224 or case.dropout_p > 0)
     return (
+        *_list_fused_demands(case),
+        _demand_contiguous(case, but_single=True),
         (case.mask in ("none", "causal"), "takes no mask but causal"),
         (
             case.head_dim == case.v_head_dim and case.head_dim <= 256,
             f"needs equal head sizes of at most 256; got {case.head_dim} and {case.v_head_dim}",
         ),
-        (capability >= (8, 0), f"needs compute capability 8.0; got {_format_device(case)}"),
+        (
+            (8, 0) <= capability <= NEWEST,
+            f"needs compute capability 8.0 to {NEWEST[0]}.{NEWEST[1]}; got {_format_device(case)}",
+        ),
         (
             not (case.requires_grad and has_small_shared_memory and is_hard_backward),
             f"cannot train heads of {case.head_dim} numbers on {_format_device(case)}",
@@ -151,7 +240,14 @@ def _list_efficient_demands(case: SdpaCase) -> tuple[_Demand, ...]:
     is_half = case.dtype in HALF_DTYPES
     alignment = 8 if is_half and case.compute_capability >= (7, 0) else 4 if has_ampere else 1
     return (
+        *_list_fused_demands(case),
+        _demand_contiguous(case),
+        # Versions after 2.13 serve groups (pytorch/pytorch#191085).
         (not case.grouped, "needs as many key/value heads as query heads"),
+        (
+            (5, 0) <= case.compute_capability <= NEWEST,
+            f"needs compute capability 5.0 to {NEWEST[0]}.{NEWEST[1]}; got {_format_device(case)}",
+        ),
         (
             case.head_dim % alignment == 0 and case.v_head_dim % alignment == 0,
             f"needs head sizes that are multiples of {alignment} in {case.dtype}; "
@@ -159,6 +255,10 @@ def _list_efficient_demands(case: SdpaCase) -> tuple[_Demand, ...]:
         ),
         _demand_dtype(case, ("float32", *HALF_DTYPES) if has_ampere else ("float32", "float16")),
     )
+
+
+def _list_math_demands(case: SdpaCase) -> tuple[_Demand, ...]:
+    return ()
 
 
 def _demand_dtype(case: SdpaCase, served: tuple[str, ...]) -> _Demand:
@@ -169,11 +269,10 @@ def _format_device(case: SdpaCase) -> str:
     return "compute capability {}.{}".format(*case.compute_capability)
 
 
-_CANDIDATES: dict[Device, tuple[tuple[str, Callable[[SdpaCase], tuple[_Demand, ...]]], ...]] = {
-    "cpu": (("flash_cpu", _list_flash_cpu_demands),),
-    "cuda": (
-        ("cudnn", _list_cudnn_demands),
-        ("flash", _list_flash_demands),
-        ("efficient", _list_efficient_demands),
-    ),
+_LISTS_OF_DEMANDS: dict[str, Callable[[SdpaCase], tuple[_Demand, ...]]] = {
+    "flash_cpu": _list_flash_cpu_demands,
+    "cudnn": _list_cudnn_demands,
+    "flash": _list_flash_demands,
+    "efficient": _list_efficient_demands,
+    "math": _list_math_demands,
 }

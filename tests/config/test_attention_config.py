@@ -47,7 +47,7 @@ def test_value_width_follows_the_key_width():
         ({"qk_norm": 1}, "qk_norm must be True or False; got 1"),
         ({"qk_norm_eps": 0}, "qk_norm_eps must be positive; got 0"),
         ({"qk_norm_eps": "1e-6"}, "qk_norm_eps must be a finite number; got '1e-6'"),
-        ({"position": "rope"}, "position must be of type Rotary; got 'rope'"),
+        ({"position": "rope"}, "position must be Rotary, ALiBi, T5Bias or None; got 'rope'"),
         ({"mask": "causal"}, "mask of a layer must be a structural mask.*got 'causal'"),
         ({"mask": None}, "mask of a layer must be a structural mask"),
         ({"head_dim": 3, "position": Rotary()}, "head_dim must be even for rotary positions.*got 3"),

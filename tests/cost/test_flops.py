@@ -1,20 +1,23 @@
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from headwise.config.attention import AttentionConfig
 from headwise.config.huggingface import read_config
+from headwise.config.latent import LatentAttentionConfig
 from headwise.config.model import FeedForwardConfig
-from headwise.config.presets import preset
-from headwise.cost.flops import attention_flops, feed_forward_flops, forward_flops, train_flops
+from headwise.config.presets import PRESETS, preset
+from headwise.cost.flops import attention_flops, decode_flops, feed_forward_flops, forward_flops, train_flops
+from headwise.cost.results import FlopCount
 from headwise.errors import ConfigError
 from headwise.masks.patterns import Causal, Full, SlidingWindow
 
@@ -160,6 +163,104 @@ def test_only_the_active_experts_compute():
     mixture = replace(one, num_experts=11, num_active_experts=2)
     router = 2 * 13 * 5 * 11
     assert feed_forward_flops(mixture, tokens=13) == 2 * feed_forward_flops(one, tokens=13) + router
+
+
+def test_the_expert_that_every_token_goes_through_adds_its_products_and_its_gate():
+    mixture = FeedForwardConfig(embed_dim=5, hidden_dim=7, gated=True, num_experts=11, num_active_experts=2)
+    shared = replace(mixture, shared_hidden_dim=3, shared_gate=True)
+    assert feed_forward_flops(shared, tokens=13) - feed_forward_flops(mixture, tokens=13) == 2 * 13 * (3 * 5 * 3 + 5)
+
+
+def test_macs_are_half_the_flops():
+    count = forward_flops(preset("gpt2"), batch=1, seq=8)
+    assert (count.macs.dense, count.macs.attended) == (count.dense / 2, count.attended / 2)
+    assert FlopCount(dense=8, attended=None).macs.attended is None
+
+
+def test_a_tied_head_costs_what_an_untied_one_does():
+    tied = preset("qwen3-4b")
+    assert tied.head.tied
+    untied = replace(tied, head=replace(tied.head, tied=False))
+    assert forward_flops(tied, batch=1, seq=5) == forward_flops(untied, batch=1, seq=5)
+
+
+def test_an_images_length_is_its_own():
+    assert forward_flops(preset("vit-b-16"), batch=1, seq=197).dense
+    with pytest.raises(ConfigError, match="196 patches and the class token = 197; got 512"):
+        forward_flops(preset("vit-b-16"), batch=1, seq=512)
+
+
+DECODERS = [name for name in PRESETS if preset(name).kind == "decoder" and name != "qwen3-next-80b"]
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoding_a_text_token_by_token_costs_what_one_pass_over_it_attends_to(name):
+    config = preset(name)
+    config = replace(config, blocks=config.blocks[:4])
+    tokens = [decode_flops(config, batch=3, seq=length) for length in range(1, 12)]
+    whole = forward_flops(config, batch=3, seq=11)
+    expanded_again = 0
+    for block in config.blocks:
+        layer = block.attention
+        if isinstance(layer, LatentAttentionConfig):  # all latent vectors become keys and values at each token
+            widths = layer.num_heads * (layer.qk_nope_head_dim + layer.v_head_dim)
+            expanded_again += 2 * 3 * layer.kv_lora_rank * widths * sum(range(11))
+    assert sum(count.attended for count in tokens) == whole.attended + expanded_again
+
+
+def test_a_token_reads_no_more_than_the_window():
+    config = preset("mistral-7b")
+    short, long = (decode_flops(config, batch=1, seq=seq) for seq in (4096, 32768))
+    assert short.attended == short.dense == long.attended
+    assert long.dense - short.dense == 32 * 32 * (32768 - 4096) * 2 * 256
+
+
+def test_a_linear_layers_token_costs_the_same_at_any_length():
+    config = preset("qwen3-next-80b")
+    linear = replace(config, blocks=config.blocks[:3])
+    assert decode_flops(linear, batch=1, seq=8) == decode_flops(linear, batch=1, seq=2**20)
+
+
+def test_a_token_of_an_encoder_decoder_reads_the_sources_keys_without_projecting_them():
+    config = replace(preset("t5-small"), head=None)
+    self_attention = 4 * 512 * 512 + 8 * 100 * 2 * 64
+    cross_attention = 2 * 512 * 512 + 8 * 100 * 2 * 64
+    assert decode_flops(config, batch=1, seq=100).dense == 2 * 6 * (self_attention + cross_attention + 2 * 512 * 2048)
+
+
+def test_an_encoder_generates_nothing():
+    with pytest.raises(ConfigError, match="must be a decoder to generate token by token; bert-base is an encoder"):
+        decode_flops(preset("bert-base"), batch=1, seq=5)
+
+
+SMALL = st.integers(1, 60)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@settings(max_examples=5, deadline=None)
+@given(batch=SMALL, seq=SMALL, more=SMALL)
+def test_flops_grow_with_texts_tokens_and_layers(name, batch, seq, more):
+    config = preset(name)
+    if config.patches:
+        seq, more = config.patches.num_tokens, 0
+    one = forward_flops(config, batch=batch, seq=seq)
+    assert one.attended <= one.dense
+    assert forward_flops(config, batch=batch + 1, seq=seq).dense * batch == one.dense * (batch + 1)
+    longer = forward_flops(config, batch=batch, seq=seq + more)
+    assert longer.dense >= one.dense and longer.attended >= one.attended
+    deeper = forward_flops(replace(config, blocks=(*config.blocks, config.blocks[-1])), batch=batch, seq=seq)
+    assert deeper.dense > one.dense
+    if config.kind != "encoder":
+        assert (
+            decode_flops(config, batch=batch, seq=seq + more).dense >= decode_flops(config, batch=batch, seq=seq).dense
+        )
+
+
+def test_the_largest_numbers_are_counted_at_once():
+    config = read_config({"model_type": "gemma2", "num_hidden_layers": 10_000}, name="deep")
+    started = time.perf_counter()
+    assert forward_flops(config, batch=2**31 - 1, seq=2**31 - 1).attended > 2**60
+    assert time.perf_counter() - started < 1
 
 
 @pytest.mark.parametrize("batch", [0, -1, True])

@@ -38,7 +38,7 @@ FAMILIES = {
     "qwen3": LLAMA,
     "gemma": LLAMA,
     # A grouped product needs rows of whole 16 bytes.
-    "mixtral": LLAMA | {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 36},
+    "mixtral": LLAMA | {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 40},
 }
 DROPOUTS = {
     "bert": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
@@ -120,10 +120,9 @@ def allocator_peak(function):
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_peak_of_a_forward_is_the_allocators_but_for_small_numbers(family, attention, phase):
-    """Missing are counters of the length of a text; Gemma frees one number a row sooner than the other families."""
+    """Missing are counters of the length of a text, and the workspace of CPU's fused kernel: 32 rows at a time."""
     batch, seq = 7, 47
-    changes = {"sliding_window": 4096} if family == "mistral" else {}  # a window's cache keeps the window alone
-    model, config = build(family, attention, 0.1, num_hidden_layers=5, **changes)
+    model, config = build(family, attention, 0.1, num_hidden_layers=5)
     model.train(phase == "train")
     model.config.use_cache = phase == "prefill"
     ids = torch.randint(3, VOCAB, (batch, seq))
@@ -134,7 +133,8 @@ def test_peak_of_a_forward_is_the_allocators_but_for_small_numbers(family, atten
     standing = sum(ledger.kind_bytes(kind) for kind in ("parameter", "optimizer", "input"))
     forward = [place for place, moment in enumerate(ledger.moments) if moment.startswith("forward")]
     predicted = max(map(ledger.bytes_at, forward)) - standing
-    assert abs(predicted - measured) <= 2 * 8 * seq + (4 * batch * seq if family == "gemma" else 0)
+    workspace = 4 * 32 * (seq + 1 + 1 + 10) if attention == "sdpa" else 0
+    assert -2 * 8 * seq <= measured - predicted <= 2 * 8 * seq + workspace
 
 
 def test_what_only_the_body_holds_is_free_before_the_head_runs():
@@ -234,6 +234,7 @@ def test_moments_follow_the_step():
         *(f"forward: {layer}" for layer in layers),
         "forward: head",
         "loss",
+        "backward: loss",
         "backward: head",
         *(f"backward: {layer}" for layer in reversed(layers)),
         "backward: embeddings",
@@ -318,9 +319,9 @@ def test_ten_thousand_layers_add_ten_thousand_times_one_layer():
 
 def test_an_implementation_that_is_not_known_is_refused():
     _, config = build("llama")
-    unknown = dataclasses.replace(config, model_type="headwise")
+    unknown = dataclasses.replace(config, model_type="a new one")
     assert isinstance(unknown, ModelConfig)
-    with pytest.raises(UnsupportedError, match=r"predicted for model_type bert, gpt2, llama.*got 'headwise'"):
+    with pytest.raises(UnsupportedError, match=r"predicted for model_type bert, .*, llama, .*got 'a new one'"):
         predict_step(unknown, Workload(batch=1, seq=1))
 
 

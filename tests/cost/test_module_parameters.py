@@ -1,6 +1,8 @@
 """A module's parameters are counted by part, each once, equal to a count by hand and to the closed form."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -252,6 +254,43 @@ def test_a_lazy_parameter_has_no_size_to_count():
     module = nn.Sequential(nn.LazyLinear(5))
     with pytest.raises(ModelError, match=r"0.weight is still lazy: run the module once first"):
         count_module_parameters(module)
+
+
+FAMILIES = (
+    *("albert", "bart", "beit", "bert", "big_bird", "blenderbot", "bloom", "camembert", "clip", "codegen", "cohere"),
+    *("cohere2", "convbert", "deberta-v2", "deepseek_v2", "deepseek_v3", "deit", "dinov2", "distilbert", "electra"),
+    *("falcon", "gemma", "gemma2", "gemma3_text", "glm4", "gpt2", "gpt_neo", "gpt_neox", "gpt_oss", "gptj", "granite"),
+    *("led", "llama", "longformer", "marian", "mistral", "mixtral", "mpnet", "mpt", "mt5", "olmo2", "opt", "pegasus"),
+    *("persimmon", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "roberta", "siglip"),
+    *("stablelm", "starcoder2", "swin", "t5", "vit", "wav2vec2", "whisper"),
+)
+
+
+def test_sixty_families_count_to_the_last_parameter_and_have_attention():
+    """All that transformers can build: `python -m benchmarks.families`."""
+    assert len(FAMILIES) == 60
+    command = [sys.executable, "-m", "benchmarks.families", "--json", *FAMILIES]
+    run = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
+    result = json.loads(run.stdout)
+    assert result["totals"] == {"exact": 60, "wrong": 0, "not built": 0, "no class": 0}
+    for row in result["rows"]:
+        assert min(row["attention"], row["feed_forward"], row["embedding"], row["norm"]) > 0, row
+        assert 0 <= row["output_head"] <= row["embedding"], row
+        assert 0 <= row["other"] < row["total"] / 2, row
+
+
+def test_classes_that_sound_alike_are_told_apart():
+    class RobertaPreLayerNormAttention(nn.Linear):
+        """An attention, though it has "norm" in its name."""
+
+    class EmbeddingGemmaMLP(nn.Linear):
+        """A feed-forward, though it has "embed" in its name."""
+
+    class QwenMoeModel(nn.Sequential):
+        """A whole model, though it has "moe" in its name."""
+
+    module = QwenMoeModel(RobertaPreLayerNormAttention(3, 5), EmbeddingGemmaMLP(5, 7), nn.Linear(7, 11))
+    assert count_module_parameters(module) == count(attention=20, feed_forward=42, other=88)
 
 
 @pytest.mark.checkpoint

@@ -4,11 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headwise.config.presets import preset
+from headwise.cost.allocator import replay, replay_ledger
 from headwise.cost.devices import DEVICES
+from headwise.cost.memory import predict_ledger
 from headwise.cost.planner import SEGMENT_BYTES, judge, unmodelled
 from headwise.cost.results import Device
+from headwise.cost.workload import Workload
 from headwise.errors import ConfigError
 
+MIB = 2**20
 GIB = 2**30
 CPU = Device(name="here", description="a machine", memory_bytes=16 * GIB, kind="cpu", source="-", date="2026-01-01")
 EVERY_DEVICE = [*DEVICES.values(), CPU]
@@ -40,9 +45,19 @@ def test_all_three_answers_occur_in_order_as_the_peak_grows(device):
 
 
 @pytest.mark.parametrize("device", [DEVICES["t4"], CPU], ids=lambda device: device.name)
-def test_holes_between_blocks_may_take_12_percent_of_the_peak(device):
+def test_holes_between_blocks_may_take_15_percent_of_the_peak(device):
     holes = next(part for part in unmodelled(10_000, device) if "holes" in part.what)
-    assert (holes.low_bytes, holes.high_bytes) == (0, 1200)
+    assert (holes.low_bytes, holes.high_bytes) == (0, 1500)
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "seq"), [("gpt2", 8, 512), ("gpt2", 8, 128), ("bert-base", 8, 512), ("vit-b-16", 1, 128)]
+)
+def test_what_is_allowed_for_holes_is_enough_for_the_steps_that_need_most(name, batch, seq):
+    ledger = predict_ledger(preset(name), Workload(batch=batch, seq=seq, device="cuda"))
+    peak_bytes = ledger.bytes_at(ledger.peak)
+    holes = next(part for part in unmodelled(peak_bytes, DEVICES["t4"]) if "holes" in part.what)
+    assert replay_ledger(ledger, steps=3, capacity_bytes=peak_bytes + holes.high_bytes).out_of_memory is None
 
 
 @given(device=st.sampled_from(EVERY_DEVICE), peak_bytes=st.integers(0, 2**50))
@@ -70,9 +85,80 @@ def test_the_reason_names_the_peak_the_capacity_and_what_is_not_modelled():
     reason = judge(10 * GIB, DEVICES["t4"]).reason
     assert "10.00 GiB at the peak" in reason
     assert "NVIDIA T4 has 14.56 GiB" in reason
-    assert "CUDA context 286.1 MiB to 2.00 GiB" in reason
+    assert "CUDA context 253.8 MiB to 2.00 GiB" in reason
+    assert "reserved" not in reason
     assert "\n" not in reason
     assert "interpreter" in judge(10 * GIB, CPU).reason
+
+
+@pytest.mark.parametrize("name", [name for name, device in DEVICES.items() if device.kind == "cuda"])
+def test_a_replay_narrows_the_holes_and_takes_the_place_of_whole_segments(name):
+    device = DEVICES[name]
+    peak_bytes, reserved_bytes = 5 * GIB, 6 * GIB
+    by_name = {part.what: part for part in unmodelled(peak_bytes, device)}
+    replayed = {part.what: part for part in unmodelled(peak_bytes, device, reserved_bytes=reserved_bytes)}
+    holes = replayed["allocator rounding and holes"]
+    assert (holes.low_bytes, holes.high_bytes) == (0, 22 * MIB)
+    assert replayed["cuBLAS workspace"].low_bytes == 0  # it may lie in a hole
+    assert replayed["CUDA context"] == by_name["CUDA context"]
+    high = sum(part.high_bytes for part in replayed.values())
+    verdict = judge(peak_bytes, replace(device, memory_bytes=reserved_bytes + high), reserved_bytes=reserved_bytes)
+    assert (verdict.fits, verdict.reserved_bytes, verdict.peak_bytes) == ("yes", reserved_bytes, peak_bytes)
+    assert "5.00 GiB at the peak, for which 6.00 GiB are reserved, and" in verdict.reason
+    less = replace(device, memory_bytes=reserved_bytes + high - 1)
+    assert judge(peak_bytes, less, reserved_bytes=reserved_bytes).fits == "tight"
+
+
+def test_reserved_bytes_beyond_the_capacity_are_no_proof_that_it_does_not_fit():
+    device = DEVICES["t4"]
+    low = sum(part.low_bytes for part in unmodelled(0, device, reserved_bytes=0))
+    peak_bytes = device.memory_bytes - low
+    assert judge(peak_bytes, device, reserved_bytes=2 * device.memory_bytes).fits == "tight"
+    assert judge(peak_bytes + 1, device, reserved_bytes=2 * device.memory_bytes).fits == "no"
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [
+        ("t4", 8.125, 40),
+        ("a100-80gb", 8.125, 40),
+        ("rtx-4090", 8.125, 40),
+        ("h100-80gb", 32, 64),
+        ("h200-141gb", 32, 64),
+    ],
+)
+def test_workspaces_are_those_of_the_architecture(name, low, high):
+    workspace = next(part for part in unmodelled(0, DEVICES[name]) if part.what == "cuBLAS workspace")
+    assert (workspace.low_bytes, workspace.high_bytes) == (low * MIB, high * MIB)
+
+
+@pytest.mark.parametrize(("capability", "low", "high"), [((12, 0), 8.125, 64), (None, 8.125, 64)])
+def test_workspaces_of_other_devices_lie_between_those_of_the_known(capability, low, high):
+    device = replace(DEVICES["t4"], compute_capability=capability)
+    workspace = next(part for part in unmodelled(0, device) if part.what == "cuBLAS workspace")
+    assert (workspace.low_bytes, workspace.high_bytes) == (low * MIB, high * MIB)
+
+
+def test_the_least_context_is_what_a_process_took_beside_its_one_tensor():
+    """pytorch/pytorch#86509: 287,047,680 bytes in use with one tensor of 20 x 16 x 50 x 100 float32."""
+    segment = replay([("tensor", 20 * 16 * 50 * 100 * 4)]).reserved_bytes
+    context = next(part for part in unmodelled(0, DEVICES["a100-80gb"]) if part.what == "CUDA context")
+    assert context.low_bytes + segment == 287_047_680
+
+
+@pytest.mark.parametrize("device", EVERY_DEVICE, ids=lambda device: device.name)
+def test_every_line_has_a_source(device):
+    parts = unmodelled(GIB, device)
+    if device.kind == "cuda":
+        parts += unmodelled(GIB, device, reserved_bytes=GIB)
+    assert all(part.source for part in parts)
+
+
+def test_reserved_bytes_hold_the_peak_and_belong_to_cuda():
+    with pytest.raises(ConfigError, match="reserved_bytes must be between 7 and"):
+        judge(7, DEVICES["t4"], reserved_bytes=6)
+    with pytest.raises(ConfigError, match="must be left out for a CPU"):
+        judge(7, CPU, reserved_bytes=8)
 
 
 def test_a_peak_is_a_number_of_bytes():

@@ -11,7 +11,7 @@ from torch import nn
 from headwise.errors import ConfigError, HeadwiseError, ModelError
 from headwise.loading import module as loading
 from headwise.loading.config import locate
-from headwise.loading.module import load_module
+from headwise.loading.module import build_module, load_module
 
 
 @pytest.fixture(scope="module")
@@ -252,3 +252,44 @@ def test_a_gguf_file_that_lacks_weights_or_asks_for_too_many_layers_is_refused(t
     path = write_gguf(tmp_path / "lacking.gguf", **changes)
     with pytest.raises(HeadwiseError, match=text):
         load_module(locate(str(path)))
+
+
+@pytest.mark.parametrize(
+    ("content", "class_name"),
+    [
+        ({"model_type": "gpt2"}, "GPT2LMHeadModel"),
+        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "BertForMaskedLM"),
+        ({"model_type": "bert"}, "BertModel"),
+        ({"model_type": "vit", "architectures": ["NoSuchClass"]}, "ViTModel"),
+        (
+            {"model_type": "llama", "_attn_implementation": "a/kernel", "auto_map": {"AutoModel": "x.Y"}},
+            "LlamaForCausalLM",
+        ),
+    ],
+)
+def test_a_module_is_built_from_a_config_alone_without_memory(content, class_name):
+    pytest.importorskip("transformers")
+    module = build_module(content, name="tiny")
+    assert type(module).__name__ == class_name
+    assert {parameter.device.type for parameter in module.parameters()} == {"meta"}
+    assert module.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ({}, "model_type that transformers knows"),
+        ({"model_type": "mamba9"}, "mamba9"),
+        ({"model_type": ["bert"]}, "model_type that transformers knows"),
+        ({"model_type": "bert", "num_hidden_layers": 10**9}, "num_hidden_layers must be between"),
+        ({"model_type": "bert", "vocab_size": 2**60}, "vocab_size must be between"),
+        ({"model_type": "mixtral", "sub": [{"num_local_experts": 10**8}]}, "num_local_experts must be between"),
+        ({"model_type": "bert", "hidden_size": 7, "num_attention_heads": 3}, "multiple of the number of attention"),
+        ({"model_type": "bert", "architectures": ["logging"]}, "architectures must name a model"),
+    ],
+)
+def test_a_config_that_builds_nothing_is_refused_in_one_line(content, text):
+    pytest.importorskip("transformers")
+    with pytest.raises(HeadwiseError, match=text) as caught:
+        build_module(content, name="tiny")
+    assert "\n" not in str(caught.value)

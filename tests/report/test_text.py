@@ -5,13 +5,10 @@ from dataclasses import replace
 
 from rich.cells import cell_len
 
-from headwise.api.results import Count, FlopsByPhase, MemorySection
+from headwise.api.results import MemorySection
 from headwise.report.text import (
-    count_renderable,
-    count_text,
     held_roles_table,
     plain_text,
-    print_count,
     print_report,
     report_text,
     safe_text,
@@ -59,30 +56,6 @@ def test_long_lists_of_roles_are_cut_and_say_so(synthetic):
     assert text.count("layer 0") == 4 and "and 2 more" in text
     without = replace(inspection, heads=tuple(replace(head, roles=()) for head in inspection.heads))
     assert plain_text(held_roles_table(without)) == "No head of 2 holds a positional role here."
-
-
-def test_a_count_shows_every_part_rounded_and_exact(synthetic, capsys):
-    report = synthetic.make_report()
-    count = Count(
-        model=report.model,
-        batch=1,
-        seq=512,
-        dtype="bfloat16",
-        parameters=report.parameters.predicted,
-        flops=FlopsByPhase(forward=report.flops.forward, train=report.flops.train),
-        kv_cache_bytes=3 * 2**20,
-        kv_cache_bytes_per_token=6144,
-        notes=("a note",),
-    )
-    text = count_text(count)
-    assert text == plain_text(count_renderable(count))
-    assert max(cell_len(line) for line in text.splitlines()) <= 80
-    assert re.search(r"Total +22\.71 M +22,713,216", text)
-    assert re.search(r"Training step, dense +17\.22 GFLOP +17,216,962,560", text)
-    assert re.search(r"Key/value cache, bfloat16 +3\.0 MiB +3,145,728\n", text)
-    assert "1 text × 512 tokens" in text and text.endswith("note: a note")
-    print_count(count)
-    assert re.search(r"Total +22\.71 M", capsys.readouterr().out)
 
 
 def test_printing_a_report_writes_it_to_stdout_with_the_page(synthetic, capsys):

@@ -1,22 +1,38 @@
-"""`headwise.count`: parameters, FLOPs and KV bytes of a model, from its config where it has one."""
+"""`headwise.count`: parameters, FLOPs, memory and KV bytes of a model, from its config where it has one."""
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+from headwise.api.prediction import predict, with_usual_attention
 from headwise.api.results import Count, FlopsByPhase
-from headwise.api.subject import find_on_paper, load
+from headwise.api.subject import find_content, find_on_paper, load
 from headwise.api.summary import resolve_seq, summarise
 from headwise.config.model import ModelConfig
-from headwise.cost.flops import TRAIN_PER_FORWARD, forward_flops, train_flops
-from headwise.cost.kv import DEFAULT_DTYPE, dtype_bytes, kv_cache_bytes, kv_cache_bytes_per_token
+from headwise.cost.flops import TRAIN_PER_FORWARD, decode_flops
+from headwise.cost.kv import DEFAULT_DTYPE, dtype_bytes, kv_cache_bytes, kv_cache_bytes_per_token, kv_layers
+from headwise.cost.layer_kinds import layer_kinds
 from headwise.cost.parameters import count_parameters
-from headwise.cost.results import FlopCount
+from headwise.cost.results import FlopCount, StepMemory
+from headwise.cost.step_flops import step_flops
 from headwise.cost.workload import Workload
+from headwise.errors import HeadwiseError, UnknownArchitectureError
 
 if TYPE_CHECKING:
     from torch import nn
 
     from headwise.loading.module import LoadedModule
+
+UNPREDICTED = "The memory of a step is not told: {}."
+UNTRACED = (
+    "The memory of a step of {} with this setting has no closed form here; --trace (trace=True) runs the module's own "
+    "code without numbers."
+)
+TRACED = (
+    "There is no closed form of {}: parameters are those of the module that transformers builds, FLOPs and memory are "
+    "traced on it."
+)
 
 
 def count(
@@ -25,53 +41,157 @@ def count(
     batch: int = 1,
     seq: int | None = None,
     dtype: str | None = None,
+    page_tokens: int | None = None,
+    macs: bool = False,
+    trace: bool = False,
+    verify: bool = False,
+    **step: Any,
 ) -> Count:
-    """Count a model's parameters, FLOPs and KV-cache bytes.
+    """Count a model's parameters, FLOPs, KV-cache bytes, and the memory of a training step.
 
     A preset, a config.json, a checkpoint folder and a ModelConfig are counted from the config alone, without torch. A
-    module, from `package.module:name`, a .gguf file or in hand, is counted as it stands unless it carries a Hugging
-    Face config: its parameters, and its FLOPs while it runs.
+    config of a family without a closed form is traced: transformers builds its module without weights, and a step runs
+    on tensors without numbers. A module, from `package.module:name`, a .gguf file or in hand, is counted as it stands
+    unless it carries a Hugging Face config: its parameters, and its FLOPs while it runs.
 
     Args:
         model: MODEL, in any form of the command line, or a ModelConfig or a module in hand.
         batch: number of texts (default 1).
-        seq: tokens per text (default: the smaller of 512 and the model's positions).
+        seq: tokens per text (default: the smaller of 512 and the model's positions; an image's own number).
         dtype: of the KV cache (default: the config's own, else bfloat16).
+        page_tokens: tokens in a page of an engine whose cache is allocated in pages (default: no pages).
+        macs: also give multiply-adds, half the FLOPs.
+        trace: trace the memory of a step where it has no closed form, which needs torch and transformers. A family
+            that is not known at all is traced in any case.
+        verify: also build a small model of the same kind and compare closed form, trace and measurement on it.
+        **step: of the training step whose memory and FLOPs are told: the fields of `Workload` but for batch and seq
+            (`precision`, `optimizer`, `attention`, `checkpoint`, ...).
 
     Raises:
         HeadwiseError: MODEL cannot be found or read, or a number is out of range.
     """
     if dtype is not None:
         dtype_bytes(dtype)
-    paper = find_on_paper(model, kinds=("preset", "config", "checkpoint"))
+    size = {"batch": batch, "seq": seq, "dtype": dtype, "page_tokens": page_tokens}
+    result = _count(model, size, step, trace=trace)
+    if macs and result.flops is not None:
+        result = replace(result, macs=result.flops.macs)
+    if verify:
+        from headwise.api.verify import verify as compare
+
+        result = replace(result, verification=compare(model, **step))
+    return result
+
+
+def _count(model: Any, size: dict[str, Any], step: Mapping[str, Any], *, trace: bool) -> Count:
+    try:
+        paper = find_on_paper(model, kinds=("preset", "config", "checkpoint"))
+    except UnknownArchitectureError as unknown:
+        return _count_untold(model, unknown, size, step)
     if paper is not None:
         config, source = paper
-        return _count_config(config, source=source, batch=batch, seq=seq, dtype=dtype)
+        return _count_config(config, source=source, content=find_content(model) if trace else None, **size, step=step)
     loaded, source = load(model)
     if loaded.config is not None:
-        return _count_config(loaded.config, source=source, batch=batch, seq=seq, dtype=dtype)
+        return _count_config(loaded.config, source=source, content=None, **size, step=step)
     from headwise.api.running import explained
 
     with explained(loaded.name):
-        return _count_module(loaded, source=source, batch=batch, seq=seq, dtype=dtype)
+        return _count_module(loaded, source=source, **size)
 
 
-def _count_config(config: ModelConfig, *, source: str, batch: int, seq: int | None, dtype: str | None) -> Count:
-    workload = Workload(batch=batch, seq=resolve_seq(config, seq), phase="prefill")
+def _count_config(
+    config: ModelConfig,
+    *,
+    source: str,
+    content: Mapping[str, Any] | None,
+    batch: int,
+    seq: int | None,
+    dtype: str | None,
+    page_tokens: int | None,
+    step: Mapping[str, Any],
+) -> Count:
+    workload = Workload(batch=batch, seq=resolve_seq(config, seq), **step)
+    if "attention" not in step:
+        workload = with_usual_attention(config, workload)
     size = {"batch": workload.batch, "seq": workload.seq}
+    flops = step_flops(config, workload)
+    memory, notes = _predict_memory(config, content, workload, step)
     return Count(
         model=summarise(config, name=config.name, source=source),
         batch=workload.batch,
         seq=workload.seq,
         dtype=dtype or config.dtype or DEFAULT_DTYPE,
         parameters=count_parameters(config),
-        flops=FlopsByPhase(forward=forward_flops(config, **size), train=train_flops(config, **size)),
+        flops=FlopsByPhase(
+            forward=flops.forward,
+            train=flops.model,
+            backward=flops.backward,
+            recomputed=flops.recomputed,
+            hardware=flops.hardware,
+            decode=None if config.kind == "encoder" else decode_flops(config, **size),
+        ),
         kv_cache_bytes=kv_cache_bytes(config, **size, dtype=dtype),
         kv_cache_bytes_per_token=kv_cache_bytes_per_token(config, dtype=dtype),
+        kv_layers=kv_layers(config, **size, dtype=dtype, page_tokens=page_tokens),
+        layers=layer_kinds(config, **size, dtype=dtype),
+        memory=memory,
+        workload=workload,
+        notes=notes,
     )
 
 
-def _count_module(loaded: "LoadedModule", *, source: str, batch: int, seq: int | None, dtype: str | None) -> Count:
+def _predict_memory(
+    config: ModelConfig, content: Mapping[str, Any] | None, workload: Workload, step: Mapping[str, Any]
+) -> tuple[StepMemory | None, tuple[str, ...]]:
+    """Predict the memory of a step in closed form, or trace it where there is none and a config's content is given."""
+    predicted = predict(config, workload)
+    if predicted is not None:
+        return predicted, ()
+    if content is None:
+        return None, (UNTRACED.format(config.model_type),)
+    from headwise.api.tracing import trace_content
+
+    try:
+        traced = trace_content(content, name=config.name, workload=workload, is_attention_given="attention" in step)
+    except HeadwiseError as error:
+        return None, (UNPREDICTED.format(error),)
+    return traced.memory, (
+        f"The memory of a step of {config.model_type} is traced with {traced.workload.attention} attention, since it "
+        "has no closed form here.",
+        *traced.notes,
+    )
+
+
+def _count_untold(model: Any, unknown: HeadwiseError, size: dict[str, Any], step: Mapping[str, Any]) -> Count:
+    """Count a model whose family has no closed form, by building it without weights and tracing a step."""
+    content = find_content(model)
+    if content is None:
+        raise unknown
+    from headwise.api.tracing import trace_content
+
+    workload = Workload(batch=size["batch"], seq=resolve_seq(None, size["seq"]), **step)
+    name = str(unknown).partition(":")[0]
+    traced = trace_content(content, name=name, workload=workload, is_attention_given="attention" in step)
+    return Count(
+        model=summarise(None, name=name, source=os.fspath(model)),
+        batch=workload.batch,
+        seq=workload.seq,
+        dtype=size["dtype"] or DEFAULT_DTYPE,
+        parameters=traced.parameters,
+        flops=_by_phase(traced.forward),
+        kv_cache_bytes=None,
+        kv_cache_bytes_per_token=None,
+        memory=traced.memory,
+        workload=traced.workload,
+        source_of="trace",
+        notes=(TRACED.format(content.get("model_type")), *traced.notes),
+    )
+
+
+def _count_module(
+    loaded: "LoadedModule", *, source: str, batch: int, seq: int | None, dtype: str | None, page_tokens: int | None
+) -> Count:
     from headwise.api import running
     from headwise.api.example import example_inputs
     from headwise.cost.module_parameters import count_module_parameters
@@ -85,13 +205,18 @@ def _count_module(loaded: "LoadedModule", *, source: str, batch: int, seq: int |
         seq=workload.seq,
         dtype=dtype or DEFAULT_DTYPE,
         parameters=count_module_parameters(loaded.module),
-        flops=None if forward is None else FlopsByPhase(forward=forward, train=_train(forward)),
+        flops=_by_phase(forward),
         kv_cache_bytes=None,
         kv_cache_bytes_per_token=None,
+        source_of="module",
         notes=(*loaded.notes, "FLOPs are counted while the module runs on example inputs.", *notes),
     )
 
 
-def _train(forward: FlopCount) -> FlopCount:
+def _by_phase(forward: FlopCount | None) -> FlopsByPhase | None:
+    """Return what is known of a module whose forward pass alone was counted."""
+    if forward is None:
+        return None
     attended = None if forward.attended is None else TRAIN_PER_FORWARD * forward.attended
-    return FlopCount(dense=TRAIN_PER_FORWARD * forward.dense, attended=attended)
+    train = FlopCount(dense=TRAIN_PER_FORWARD * forward.dense, attended=attended)
+    return FlopsByPhase(forward=forward, train=train)

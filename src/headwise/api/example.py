@@ -16,9 +16,10 @@ SEED = 0
 def example_inputs(module: nn.Module, *, batch: int, seq: int) -> dict[str, Tensor]:
     """Make keyword arguments for one forward pass of `module` on `batch` texts of `seq` tokens, from a fixed seed.
 
-    A module that defines `example_inputs(batch, seq)` is asked. Else, if its first module with weights is an
-    `nn.Embedding`, the first parameter of `forward` gets token ids. Else every parameter of `forward` without a default
-    gets vectors as wide as its first attention expects.
+    A module that defines `example_inputs(batch, seq)` is asked. A model of transformers that reads images gets one
+    image a text, of its config's size. Else, if its first module with weights is an `nn.Embedding`, the first parameter
+    of `forward` gets token ids, and the decoder of an encoder-decoder of transformers others. Else every parameter of
+    `forward` without a default gets vectors as wide as its first attention expects.
 
     Raises:
         ModelError: it holds neither an embedding nor an attention.
@@ -30,6 +31,8 @@ def example_inputs(module: nn.Module, *, batch: int, seq: int) -> dict[str, Tens
             raise ModelError(f"example_inputs(batch, seq) must return a dict of tensors; got {type(inputs).__name__}")
         return dict(inputs)
     generator = torch.Generator().manual_seed(SEED)
+    if getattr(module, "main_input_name", None) == "pixel_values":
+        return {"pixel_values": _image(module, batch, generator)}
     names = [
         name
         for name, parameter in inspect.signature(module.forward).parameters.items()
@@ -38,7 +41,10 @@ def example_inputs(module: nn.Module, *, batch: int, seq: int) -> dict[str, Tens
     embedding = _token_embedding(module)
     if embedding is not None and names:
         name = "input_ids" if "input_ids" in names else names[0]
-        return {name: torch.randint(embedding.num_embeddings, (batch, seq), generator=generator)}
+        inputs = {name: torch.randint(embedding.num_embeddings, (batch, seq), generator=generator)}
+        if getattr(getattr(module, "config", None), "is_encoder_decoder", False):  # of transformers
+            inputs["decoder_input_ids"] = torch.randint(embedding.num_embeddings, (batch, seq), generator=generator)
+        return inputs
     for part in module.modules() if names else ():
         if isinstance(part, nn.MultiheadAttention):
             width, batch_first = part.embed_dim, part.batch_first
@@ -59,6 +65,20 @@ def example_inputs(module: nn.Module, *, batch: int, seq: int) -> dict[str, Tens
     shape = (batch, seq, width) if batch_first else (seq, batch, width)
     vectors = torch.randn(shape, generator=generator)
     return dict.fromkeys(required or names[:1], vectors)
+
+
+def _image(module: Any, batch: int, generator: torch.Generator) -> Tensor:
+    """Make images of the size that a Hugging Face config names.
+
+    Raises:
+        ModelError: it names none.
+    """
+    config = module.config
+    size, channels = getattr(config, "image_size", None), getattr(config, "num_channels", 3)
+    height_and_width = (size, size) if isinstance(size, int) else size
+    if not isinstance(height_and_width, list | tuple) or len(height_and_width) != 2:
+        raise ModelError(f"{type(module).__name__} must say its image_size, or define example_inputs(batch, seq)")
+    return torch.randn(batch, channels, *height_and_width, generator=generator)
 
 
 def _token_embedding(module: nn.Module) -> nn.Embedding | None:

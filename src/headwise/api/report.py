@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headwise.api.prediction import predict, with_usual_attention
 from headwise.api.progress import Progress, Steps
 from headwise.api.results import ParametersSection, Report
 from headwise.api.sections import flops_section, memory_section
@@ -13,7 +14,6 @@ from headwise.api.subject import find_on_paper, load
 from headwise.api.summary import resolve_seq, summarise
 from headwise.config.model import ModelConfig
 from headwise.cost.devices import find_device
-from headwise.cost.memory import predict_step
 from headwise.cost.parameters import count_parameters
 from headwise.cost.results import Device
 from headwise.cost.workload import Workload
@@ -102,7 +102,7 @@ def _refuse_to_replace_other_files(path: Path) -> None:
 
 def _report_on_paper(config: ModelConfig, source: str, *, batch: int, seq: int | None, device: Device) -> Report:
     """Predict everything from a config; nothing is loaded or run."""
-    workload = Workload(batch=batch, seq=resolve_seq(config, seq), device=device.kind)
+    workload = with_usual_attention(config, Workload(batch=batch, seq=resolve_seq(config, seq), device=device.kind))
     return Report(
         model=summarise(config, name=config.name, source=source),
         workload=workload,
@@ -137,7 +137,7 @@ def _report_on_module(
         attention="eager" if running.is_eager(loaded.module) else "sdpa",
     )
     here = replace(workload, device="cpu")
-    forward_here = predict_step(config, replace(here, phase="prefill")) if config else None
+    forward_here = predict(config, replace(here, phase="prefill"))
     is_too_large = forward_here is not None and running.refusal("A pass", forward_here.peak_bytes) is not None
     # a pass that will be refused gets inputs of one token: even the ids of so many may not fit
     size = {"batch": 1, "seq": 1} if is_too_large else {"batch": workload.batch, "seq": workload.seq}
@@ -146,7 +146,7 @@ def _report_on_module(
     steps.start("counting parameters and FLOPs")
     counted_flops, flops_notes = running.count(loaded, inputs, forward_here)
     steps.start("measuring a training step")
-    predicted_here = predict_step(config, here) if config else None
+    predicted_here = predict(config, here)
     measured, memory_notes = running.measure(loaded, inputs, predicted_here)
     steps.start("looking at the heads")
     heads, heads_notes = running.look(loaded, texts, workload.seq, steps.advance)

@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
+from headwise.api.prediction import NO_CLOSED_FORM, predict
 from headwise.api.results import FlopsSection, MemorySection
+from headwise.config.linear import LinearAttentionConfig
 from headwise.config.model import ModelConfig
 from headwise.cost.flops import forward_flops, train_flops
 from headwise.cost.kv import DEFAULT_DTYPE, kv_cache_bytes, kv_cache_bytes_per_token, score_matrix_bytes
-from headwise.cost.memory import predict_step
 from headwise.cost.planner import judge
 from headwise.cost.results import Device, FlopCount, StepMemory
 from headwise.cost.step.attention import choose_kernel
@@ -57,22 +58,26 @@ def memory_section(
             fit=judge(measured.peak_bytes, device) if measured and device.kind == "cpu" else None,
             notes=notes,
         )
-    on_device = predicted_here if predicted_here and device.kind == "cpu" else predict_step(config, workload)
+    if device.compute_capability is not None:
+        workload = replace(workload, compute_capability=device.compute_capability)
+    on_device = predicted_here if predicted_here and device.kind == "cpu" else predict(config, workload)
     shown = predicted_here or on_device
+    if shown is None:
+        notes = (*notes, NO_CLOSED_FORM.format(config.model_type))
     most_heads = max(block.attention.num_heads for block in config.blocks)
     return MemorySection(
         predicted=shown,
-        predicted_for=THIS_CPU if predicted_here else _place(device),
+        predicted_for=None if shown is None else THIS_CPU if predicted_here else _place(device),
         measured=measured,
-        saved_gap_percent=gap_percent(shown.saved_bytes, measured.saved_bytes) if measured else None,
-        peak_gap_percent=gap_percent(shown.peak_bytes, measured.peak_bytes) if measured else None,
+        saved_gap_percent=gap_percent(shown.saved_bytes, measured.saved_bytes) if shown and measured else None,
+        peak_gap_percent=gap_percent(shown.peak_bytes, measured.peak_bytes) if shown and measured else None,
         kv_cache_bytes=kv_cache_bytes(config, batch=workload.batch, seq=workload.seq),
         kv_cache_bytes_per_token=kv_cache_bytes_per_token(config),
         kv_cache_dtype=None if config.kind == "encoder" else config.dtype or DEFAULT_DTYPE,
         score_matrix_bytes=score_matrix_bytes(
             batch=workload.batch, num_heads=most_heads, query_len=workload.seq, key_len=workload.seq, dtype=SCORES_DTYPE
         ),
-        fit=judge(on_device.peak_bytes, device),
+        fit=judge(on_device.peak_bytes, device) if on_device else None,
         notes=(
             *notes,
             *_kernel_notes(config, workload, device, predicted_here),
@@ -85,7 +90,8 @@ def _kernel_notes(
     config: ModelConfig, workload: Workload, device: Device, predicted_here: StepMemory | None
 ) -> tuple[str, ...]:
     """Say which kernel attention runs on each device that a peak is for, and why not a faster one."""
-    if workload.attention != "sdpa":
+    attention = next((b.attention for b in config.blocks if not isinstance(b.attention, LinearAttentionConfig)), None)
+    if workload.attention != "sdpa" or attention is None:
         return ()
     places = [(_place(device), replace(workload, device=device.kind))]
     if predicted_here and device.kind != "cpu":
@@ -93,7 +99,7 @@ def _kernel_notes(
     notes = []
     for place, on_place in places:
         capability = device.compute_capability if on_place.device == "cuda" else None
-        kernel, _ = choose_kernel(config.blocks[0].attention, on_place, compute_capability=capability or (8, 0))
+        kernel, _ = choose_kernel(attention, replace(on_place, compute_capability=capability or (8, 0)))
         why = f" ({'; '.join(kernel.reasons)})" if kernel.reasons else ""
         notes.append(f"On {place} attention runs torch's {kernel.name} kernel{why}.")
     return tuple(notes)

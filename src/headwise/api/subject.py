@@ -1,13 +1,13 @@
 """What a verb is about: MODEL as the command line spells it, or a config or module in hand."""
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from headwise.config.model import ModelConfig
 from headwise.cost.parameters import count_parameters
 from headwise.errors import ModelError
-from headwise.loading.config import FORMS, Location, load_config, locate
+from headwise.loading.config import FORMS, Location, load_config, load_content, locate
 
 if TYPE_CHECKING:
     from headwise.loading.module import LoadedModule
@@ -26,6 +26,16 @@ def find_on_paper(model: Any, *, kinds: Collection[str]) -> tuple[ModelConfig, s
         return model, "a config in hand"
     location = _locate(model)
     return (load_config(location), location.text) if location and location.kind in kinds else None
+
+
+def find_content(model: Any) -> Mapping[str, Any] | None:
+    """Return what the config.json of a model says, in Hugging Face's spelling; None where MODEL is no such file.
+
+    Raises:
+        HeadwiseError: MODEL cannot be found or read.
+    """
+    location = _locate(model)
+    return load_content(location) if location and location.kind in ("preset", "config", "checkpoint") else None
 
 
 def load(model: Any, tokenizer: Any | None = None) -> "tuple[LoadedModule, str]":

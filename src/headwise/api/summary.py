@@ -24,13 +24,15 @@ def summarise(config: ModelConfig | None, *, name: str, source: str) -> ModelSum
 
 
 def resolve_seq(config: ModelConfig | None, seq: int | None) -> int:
-    """Return the length to reckon with: `seq`, else the smaller of 512 and the model's positions.
+    """Return the length to reckon with: `seq`, else an image's tokens, else the smaller of 512 and the positions.
 
     Raises:
         HeadwiseError: `seq` is longer than a learned position table.
     """
     if seq is not None and (isinstance(seq, bool) or not isinstance(seq, int)):
         raise HeadwiseError(f"seq must be a whole number; got {seq!r}")
+    if seq is None and config and config.patches:
+        return config.patches.num_tokens
     if seq is None:
         return min(DEFAULT_SEQ, config.max_positions) if config else DEFAULT_SEQ
     if config and config.position_table_size and seq > config.position_table_size:

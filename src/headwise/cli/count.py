@@ -1,4 +1,4 @@
-"""`headwise count`: parameters, FLOPs and KV bytes."""
+"""`headwise count`: parameters, FLOPs, memory and KV bytes."""
 
 import sys
 from contextlib import redirect_stdout
@@ -12,17 +12,42 @@ def count(
     batch: Annotated[int, typer.Option(help="number of texts")] = 1,
     seq: Annotated[int | None, typer.Option(help="tokens per text [default: 512, or the model's positions]")] = None,
     dtype: Annotated[str | None, typer.Option(help="of the KV cache [default: the config's, else bfloat16]")] = None,
+    page_tokens: Annotated[int | None, typer.Option(help="tokens in a page of a paged KV cache")] = None,
+    precision: Annotated[str, typer.Option(help="of the training step: fp32, bf16, fp16, amp-bf16, amp-fp16")] = "fp32",
+    optimizer: Annotated[
+        str, typer.Option(help="sgd, momentum, adam, adamw, adamw8bit, adafactor, lion, muon")
+    ] = "adamw",
+    attention: Annotated[str | None, typer.Option(help="of the training step: sdpa or eager [default: sdpa]")] = None,
+    checkpoint: Annotated[str, typer.Option(help="what backward computes again: none, selective, full")] = "none",
+    macs: Annotated[bool, typer.Option("--macs", help="multiply-adds too, half the FLOPs")] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="trace a step's memory where it has no closed form")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="run a small model of this kind and compare")] = False,
     json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
-    """Count a model's parameters, FLOPs and KV-cache bytes."""
+    """Count a model's parameters, FLOPs, memory and KV-cache bytes."""
     from headwise.api.count import count as count_model
     from headwise.cli.output import print_json
 
     with redirect_stdout(sys.stderr):  # a user's module may print; stdout is the answer's
-        result = count_model(model, batch=batch, seq=seq, dtype=dtype)
+        result = count_model(
+            model,
+            batch=batch,
+            seq=seq,
+            dtype=dtype,
+            page_tokens=page_tokens,
+            macs=macs,
+            trace=trace,
+            verify=verify,
+            precision=precision,
+            optimizer=optimizer,
+            checkpoint=checkpoint,
+            **({"attention": attention} if attention else {}),
+        )
     if json:
         print_json(result)
     else:
-        from headwise.report.text import print_count
+        from headwise.report.count import print_count
 
         print_count(result)
+    if result.verification is not None and not result.verification.holds:
+        raise typer.Exit(1)

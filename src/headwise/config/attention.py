@@ -1,4 +1,4 @@
-"""AttentionConfig: one attention layer on paper, and the small descriptions it holds."""
+"""AttentionConfig: one attention layer on paper. Other kinds of layer are in `latent` and `linear`."""
 
 from dataclasses import dataclass, fields
 from typing import Any, Literal, no_type_check
@@ -6,43 +6,17 @@ from typing import Any, Literal, no_type_check
 from headwise.config.checks import (
     require_choice,
     require_flag,
-    require_instance,
     require_number,
     require_positive,
     require_probability,
     require_size,
-    require_text,
     shown,
 )
+from headwise.config.position import ALiBi, Rotary, T5Bias
 from headwise.errors import ConfigError
 from headwise.masks.patterns import Full, Mask
 
-
-@no_type_check  # values of any type must reach the checks below
-@dataclass(frozen=True, kw_only=True)
-class Rotary:
-    """Rotary position embedding: query and key are turned by an angle that grows with the position.
-
-    Pair `i` of the `D` dimensions of a head at position `p` turns by `p * theta ** (-2 i / D)`.
-
-    Args:
-        theta: base of the geometric row of frequencies (10000 in the paper).
-        pairing: which dimensions form a pair: `"half"` (i, i + D/2), as Hugging Face stores weights, or
-            `"interleaved"` (2i, 2i + 1), as the paper writes it and Meta stores weights.
-        scaling: name of the published rule that stretches the frequencies (`"llama3"`, `"yarn"`, ...); None = plain.
-
-    Source: Su et al. 2021, "RoFormer", section 3.2.2.
-    """
-
-    theta: float = 10000.0
-    pairing: Literal["half", "interleaved"] = "half"
-    scaling: str | None = None
-
-    def __post_init__(self) -> None:
-        require_positive("theta", self.theta)
-        require_choice("pairing", self.pairing, ("half", "interleaved"))
-        if self.scaling is not None:
-            require_text("scaling", self.scaling)
+__all__ = ["ALiBi", "AttentionConfig", "Rotary", "T5Bias"]
 
 
 @no_type_check  # values of any type must reach the checks below
@@ -59,12 +33,19 @@ class AttentionConfig:
         key_dim: width of the tokens that the keys are projected from (cross-attention). Default: `embed_dim`.
         value_dim: width of the tokens that the values are projected from. Default: `key_dim`.
         projection_bias: True: all four projections have a bias; "qkv": all but the output's; False: none.
-        qk_norm: RMSNorm over `head_dim` on queries and keys, before positions (Qwen3).
+        qk_norm: RMSNorm on queries and keys, before positions (Qwen3).
         qk_norm_eps: the small number under the root of that norm.
-        position: Rotary, or None.
+        qk_norm_over: what that norm reads: each "head" by itself, or the whole "projection" (OLMo 2).
+        position: Rotary, ALiBi, T5Bias, or None.
         mask: structural mask that belongs to the layer (causal, a window); a call's own mask is combined with `&`.
         scale: factor on the scores before the softmax. Default: `1 / sqrt(head_dim)`.
         dropout_p: probability with which a weight is dropped in training.
+        softcap: scores become `softcap * tanh(scores / softcap)` before the mask (Gemma 2); None = off.
+        sink: each head has a learned extra logit in its softmax, which takes weight from the keys (gpt-oss).
+        output_gate: a second projection as wide as the queries gates, by its sigmoid, what goes into the output
+            projection (Qwen3-Next).
+        kv_layer: index of the earlier layer whose keys and values this one reads; it then projects and caches none of
+            its own (Gemma 3n). None = its own.
 
     Raises:
         ConfigError: a value is not of its kind, out of range, or contradicts another (heads that do not divide).
@@ -82,10 +63,15 @@ class AttentionConfig:
     projection_bias: bool | Literal["qkv"] = True
     qk_norm: bool = False
     qk_norm_eps: float = 1e-6
-    position: Rotary | None = None
+    qk_norm_over: Literal["head", "projection"] = "head"
+    position: Rotary | ALiBi | T5Bias | None = None
     mask: Mask = Full()  # noqa: RUF009  a frozen value
     scale: float = None  # type: ignore[assignment]
     dropout_p: float = 0.0
+    softcap: float | None = None
+    sink: bool = False
+    output_gate: bool = False
+    kv_layer: int | None = None
 
     def __post_init__(self) -> None:
         require_size("embed_dim", self.embed_dim)
@@ -111,8 +97,14 @@ class AttentionConfig:
         is_qkv = isinstance(self.projection_bias, str) and self.projection_bias == "qkv"
         if not isinstance(self.projection_bias, bool) and not is_qkv:  # 1 equals True, and is none
             raise ConfigError(f'projection_bias must be True, False or "qkv"; got {shown(self.projection_bias)}')
-        require_flag("qk_norm", self.qk_norm)
+        for name in ("qk_norm", "sink", "output_gate"):
+            require_flag(name, getattr(self, name))
         require_positive("qk_norm_eps", self.qk_norm_eps)
+        require_choice("qk_norm_over", self.qk_norm_over, ("head", "projection"))
+        if self.softcap is not None:
+            require_positive("softcap", self.softcap)
+        if self.kv_layer is not None:
+            require_size("kv_layer", self.kv_layer, minimum=0)
         self._default("scale", self.head_dim**-0.5)
         require_number("scale", self.scale)
         require_probability("dropout_p", self.dropout_p)
@@ -121,10 +113,18 @@ class AttentionConfig:
                 "mask of a layer must be a structural mask (Full, Causal, SlidingWindow and their combinations); "
                 f"got {shown(self.mask)}; give data masks to the call"
             )
-        if self.position is not None:
-            require_instance("position", self.position, Rotary)
-        if self.position is not None and self.head_dim % 2:
+        self._check_position()
+
+    def _check_position(self) -> None:
+        if self.position is not None and not isinstance(self.position, Rotary | ALiBi | T5Bias):
+            raise ConfigError(f"position must be Rotary, ALiBi, T5Bias or None; got {shown(self.position)}")
+        if not isinstance(self.position, Rotary):
+            return
+        turned = self.position.rotary_dim or self.head_dim
+        if turned % 2:
             raise ConfigError(f"head_dim must be even for rotary positions, which turn pairs; got {self.head_dim}")
+        if turned > self.head_dim:
+            raise ConfigError(f"rotary_dim must not exceed head_dim; got {turned} and {self.head_dim}")
 
     @property
     def queries_per_kv(self) -> int:

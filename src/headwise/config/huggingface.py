@@ -1,15 +1,40 @@
 """read_config: what a Hugging Face config.json describes, as a ModelConfig."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from headwise.config.checks import shown
-from headwise.config.families.bert import read_bert
+from headwise.config.families.bart import read_bart
+from headwise.config.families.bert import read_bert, read_distilbert
+from headwise.config.families.decoders import DECODERS
+from headwise.config.families.deepseek import read_deepseek
 from headwise.config.families.gpt2 import read_gpt2
-from headwise.config.families.llama import DEFAULTS, read_llama
+from headwise.config.families.llama import read_llama
+from headwise.config.families.opt import read_bloom, read_opt
+from headwise.config.families.parallel import read_falcon, read_gpt_neox
+from headwise.config.families.qwen3_next import read_qwen3_next
+from headwise.config.families.t5 import read_t5
+from headwise.config.families.vit import read_vit
 from headwise.config.model import ModelConfig
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, UnknownArchitectureError
 
-FAMILIES = ("bert", "gpt2", *DEFAULTS)
+_READERS: dict[str, Callable[..., ModelConfig]] = {
+    **{family: partial(read_bert, family=family) for family in ("bert", "roberta", "xlm-roberta")},
+    "distilbert": read_distilbert,
+    "gpt2": read_gpt2,
+    **{family: partial(read_llama, family=family) for family in DECODERS},
+    **{family: partial(read_deepseek, family=family) for family in ("deepseek_v2", "deepseek_v3")},
+    "qwen3_next": read_qwen3_next,
+    "gpt_neox": read_gpt_neox,
+    "falcon": read_falcon,
+    "opt": read_opt,
+    "bloom": read_bloom,
+    "t5": read_t5,
+    "bart": read_bart,
+    "vit": read_vit,
+}
+
+FAMILIES = tuple(_READERS)
 """The `model_type`s that can be read."""
 
 
@@ -18,7 +43,7 @@ def read_config(config: object, *, name: str, head: bool = False) -> ModelConfig
 
     Names, defaults of missing keys and their meaning are those of transformers 5.24, so that the description equals
     the module that transformers builds from the same file. The first class in `architectures` decides what stands on
-    top; without one it is BertModel (with its pooler) for "bert" and the causal language model for decoders. Equal
+    top; without one it is the bare model (with its pooler) for encoders and the language model for all others. Equal
     layers share one BlockConfig object.
 
     Args:
@@ -27,12 +52,13 @@ def read_config(config: object, *, name: str, head: bool = False) -> ModelConfig
         head: read a bare model as its family's language model (BertModel as BertForMaskedLM).
 
     Raises:
-        ConfigError: the family or the class is not known, or a value is not of its kind, out of range or contradictory.
+        UnknownArchitectureError: the family or the class is not known.
+        ConfigError: a value is not of its kind, out of range or contradictory.
     """
     try:
         return _read(config, name, head)
     except ConfigError as error:
-        raise ConfigError(f"{name}: {error}") from None
+        raise type(error)(f"{name}: {error}") from None
 
 
 def _read(config: object, name: str, head: bool) -> ModelConfig:
@@ -41,11 +67,7 @@ def _read(config: object, name: str, head: bool) -> ModelConfig:
     family = config.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
         got = "it is missing" if family is None else f"got {shown(family)}"
-        raise ConfigError(f"model_type must be one of {', '.join(FAMILIES)}; {got}")
+        raise UnknownArchitectureError(f"model_type must be one of {', '.join(FAMILIES)}; {got}")
     if config.get("per_layer_config"):
         raise ConfigError("every layer must have the same sizes; got per_layer_config")
-    if family == "bert":
-        return read_bert(config, name=name, head=head)
-    if family == "gpt2":
-        return read_gpt2(config, name=name, head=head)
-    return read_llama(config, name=name, head=head, family=family)
+    return _READERS[family](config, name=name, head=head)

@@ -74,6 +74,10 @@ class Keys:
         assert isinstance(value, int | float)
         return float(value)
 
+    def positive_or_none(self, key: str) -> float | None:
+        """Return a finite number above 0, or None for null."""
+        return None if self._values[key] is None else self.positive(key)
+
     def probability(self, key: str, *, null: float | None = None) -> float:
         """Return a probability below 1; `null`, if given, is what null stands for."""
         value = self._values[key]
@@ -119,6 +123,17 @@ class Keys:
             return None
         if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
             raise ConfigError(f"{self.spelt(key)} must be a list of strings; got {shown(value)}")
+        return list(value)
+
+    def whole_numbers(self, key: str) -> list[int]:
+        """Return a list of whole numbers from 0; null stands for an empty one."""
+        value = self._values[key]
+        if value is None:
+            return []
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{self.spelt(key)} must be a list of whole numbers; got {shown(value)}")
+        for item in value:
+            require_size(f"a number in {self.spelt(key)}", item, minimum=0)
         return list(value)
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, no_type_check
 
 from headwise.config.attention import AttentionConfig
+from headwise.config.block import BlockConfig, FeedForwardConfig, group_blocks
 from headwise.config.checks import (
     require_choice,
     require_flag,
@@ -11,10 +12,11 @@ from headwise.config.checks import (
     require_positive,
     require_probability,
     require_size,
-    require_text,
     shown,
 )
 from headwise.errors import ConfigError
+
+__all__ = ["BlockConfig", "EncoderConfig", "FeedForwardConfig", "ModelConfig", "OutputHead", "PatchConfig"]
 
 MAX_LAYERS = 10_000  # deeper than any published Transformer by an order of magnitude
 
@@ -37,82 +39,6 @@ def require_dtype(name: str, value: object) -> None:
 
 @no_type_check  # values of any type must reach the checks below
 @dataclass(frozen=True, kw_only=True)
-class FeedForwardConfig:
-    """The position-wise network of one block.
-
-    Plain: `down(activation(up(x)))`. Gated: `down(activation(gate(x)) * up(x))`. A mixture of experts has
-    `num_experts` such networks and a router without bias; each token goes through `num_active_experts` of them.
-
-    Args:
-        embed_dim: width of the residual stream.
-        hidden_dim: width inside (of one expert).
-        activation: name of the non-linearity as Hugging Face spells it ("gelu", "gelu_new", "silu", ...).
-        gated: three projections instead of two.
-        bias: whether the projections have biases.
-        num_experts: 1 = a plain network, no router.
-        num_active_experts: experts that a token goes through.
-
-    Source: Vaswani et al. 2017, section 3.3; gated: Shazeer 2020, "GLU Variants"; experts: Jiang et al. 2024,
-    "Mixtral of Experts", section 2.1.
-    """
-
-    embed_dim: int
-    hidden_dim: int
-    activation: str = "gelu"
-    gated: bool = False
-    bias: bool = True
-    num_experts: int = 1
-    num_active_experts: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("embed_dim", "hidden_dim", "num_experts", "num_active_experts"):
-            require_size(name, getattr(self, name))
-        require_text("activation", self.activation)
-        for name in ("gated", "bias"):
-            require_flag(name, getattr(self, name))
-        if self.num_active_experts > self.num_experts:
-            raise ConfigError(
-                f"num_active_experts must not exceed num_experts; got {self.num_active_experts} and {self.num_experts}"
-            )
-
-
-@no_type_check  # values of any type must reach the checks below
-@dataclass(frozen=True, kw_only=True)
-class BlockConfig:
-    """One Transformer block: attention and feed-forward, each with a norm and a residual connection.
-
-    Args:
-        attention: the attention layer.
-        feed_forward: the feed-forward layer.
-        norm: "layernorm" (weight and bias) or "rmsnorm" (weight).
-        norm_placement: "pre": `x + f(norm(x))`; "post": `norm(x + f(x))`.
-        norm_eps: the small number under the root of the norm.
-        dropout_p: dropout on what is added to the residual stream.
-    """
-
-    attention: AttentionConfig
-    feed_forward: FeedForwardConfig
-    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
-    norm_placement: Literal["pre", "post"] = "pre"
-    norm_eps: float = 1e-5
-    dropout_p: float = 0.0
-
-    def __post_init__(self) -> None:
-        require_instance("attention", self.attention, AttentionConfig)
-        require_instance("feed_forward", self.feed_forward, FeedForwardConfig)
-        require_choice("norm", self.norm, ("layernorm", "rmsnorm"))
-        require_choice("norm_placement", self.norm_placement, ("pre", "post"))
-        require_positive("norm_eps", self.norm_eps)
-        require_probability("dropout_p", self.dropout_p)
-        if self.attention.embed_dim != self.feed_forward.embed_dim:
-            raise ConfigError(
-                "attention and feed_forward must have the same embed_dim; "
-                f"got {self.attention.embed_dim} and {self.feed_forward.embed_dim}"
-            )
-
-
-@no_type_check  # values of any type must reach the checks below
-@dataclass(frozen=True, kw_only=True)
 class OutputHead:
     """What stands on the last hidden state.
 
@@ -124,6 +50,7 @@ class OutputHead:
         bias: whether the projection has a bias.
         transform: a dense layer with bias, an activation and a norm stand before the projection (BERT's masked head).
         dropout_p: dropout before the projection.
+        softcap: scores become `softcap * tanh(scores / softcap)` (Gemma 2); None = off.
     """
 
     kind: Literal["language_model", "classifier"]
@@ -133,6 +60,7 @@ class OutputHead:
     bias: bool = False
     transform: bool = False
     dropout_p: float = 0.0
+    softcap: float | None = None
 
     def __post_init__(self) -> None:
         require_choice("kind of a head", self.kind, ("language_model", "classifier"))
@@ -140,6 +68,78 @@ class OutputHead:
         for name in ("per_token", "tied", "bias", "transform"):
             require_flag(name, getattr(self, name))
         require_probability("dropout_p", self.dropout_p)
+        if self.softcap is not None:
+            require_positive("softcap", self.softcap)
+
+
+@no_type_check  # values of any type must reach the checks below
+@dataclass(frozen=True, kw_only=True)
+class PatchConfig:
+    """How an image becomes tokens: square patches, each projected with a bias, after a learned class token.
+
+    Args:
+        image_size: pixels along one side of the square image.
+        patch_size: pixels along one side of a patch; pixels of the image beyond whole patches are not read.
+        num_channels: numbers a pixel.
+
+    Source: Dosovitskiy et al. 2020, "An Image is Worth 16x16 Words", section 3.1.
+    """
+
+    image_size: int
+    patch_size: int
+    num_channels: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("image_size", "patch_size", "num_channels"):
+            require_size(name, getattr(self, name))
+        if self.patch_size > self.image_size:
+            raise ConfigError(f"patch_size must not exceed image_size; got {self.patch_size} and {self.image_size}")
+
+    @property
+    def num_patches(self) -> int:
+        """Number of patches of an image."""
+        return (self.image_size // self.patch_size) ** 2
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of an image: its patches and the class token."""
+        return self.num_patches + 1
+
+    @property
+    def patch_dim(self) -> int:
+        """Numbers in a patch, which its projection reads."""
+        return self.num_channels * self.patch_size**2
+
+
+@no_type_check  # values of any type must reach the checks below
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig:
+    """The encoder of an encoder-decoder: it reads the source text, through the token table that the decoder has too.
+
+    Args:
+        blocks: its layers, first to last.
+        position_table_size: rows of its own learned position table; 0 = none.
+        embedding_norm: a norm stands after the sum of the embeddings (BART).
+        final_norm: a norm stands after the last block (T5).
+    """
+
+    blocks: tuple[BlockConfig, ...]
+    position_table_size: int = 0
+    embedding_norm: bool = False
+    final_norm: bool = False
+
+    def __post_init__(self) -> None:
+        _check_blocks(self.blocks)
+        require_size("position_table_size", self.position_table_size, minimum=0)
+        for name in ("embedding_norm", "final_norm"):
+            require_flag(name, getattr(self, name))
+        if any(block.cross_attention is not None for block, _ in self.block_groups):
+            raise ConfigError("a layer of an encoder must have no cross_attention; got one")
+
+    @property
+    def block_groups(self) -> tuple[tuple[BlockConfig, int], ...]:
+        """Each distinct block object with the number of layers that it describes, in order of appearance."""
+        return group_blocks(self.blocks)
 
 
 @no_type_check  # values of any type must reach the checks below
@@ -151,9 +151,10 @@ class ModelConfig:
         name: what to call it.
         model_type: whose implementation this describes: Hugging Face's `model_type` ("bert", "gpt2", "llama", ...), or
             "headwise" for our own modules.
-        kind: "encoder" (every token sees every token; no KV cache) or "decoder".
+        kind: "encoder" (every token sees every token; no KV cache), "decoder", or "encoder-decoder" (`blocks` is the
+            decoder, whose layers have a cross_attention, and `encoder` the rest).
         embed_dim: width of the residual stream.
-        vocab_size: rows of the token embedding.
+        vocab_size: rows of the token embedding; 0 where `patches` stand in its place.
         max_positions: longest length the model was made for.
         position_table_size: rows of a learned absolute position table; 0 = none.
         num_token_types: rows of a token-type (segment) table; 0 = none.
@@ -164,11 +165,13 @@ class ModelConfig:
         pooler: a dense layer with bias on the first token (BERT).
         head: what stands on top, or None.
         dtype: the dtype that the checkpoint is stored in, as torch spells it, or None where it does not say.
+        encoder: the encoder of an encoder-decoder.
+        patches: how an image becomes tokens, for a model that reads images.
     """
 
     name: str
     model_type: str
-    kind: Literal["encoder", "decoder"]
+    kind: Literal["encoder", "decoder", "encoder-decoder"]
     embed_dim: int
     vocab_size: int
     max_positions: int
@@ -181,13 +184,18 @@ class ModelConfig:
     pooler: bool = False
     head: OutputHead | None = None
     dtype: str | None = None
+    encoder: EncoderConfig | None = None
+    patches: PatchConfig | None = None
 
     def __post_init__(self) -> None:
         for name in ("name", "model_type"):
             require_instance(name, getattr(self, name), str)
-        require_choice("kind of a model", self.kind, ("encoder", "decoder"))
-        for name in ("embed_dim", "vocab_size", "max_positions"):
+        require_choice("kind of a model", self.kind, ("encoder", "decoder", "encoder-decoder"))
+        for name in ("embed_dim", "max_positions"):
             require_size(name, getattr(self, name))
+        if self.patches is not None:
+            require_instance("patches", self.patches, PatchConfig)
+        require_size("vocab_size", self.vocab_size, minimum=0 if self.patches else 1)
         for name in ("position_table_size", "num_token_types"):
             require_size(name, getattr(self, name), minimum=0)
         require_probability("embedding_dropout_p", self.embedding_dropout_p)
@@ -195,8 +203,7 @@ class ModelConfig:
             require_flag(name, getattr(self, name))
         if self.head is not None:
             require_instance("head", self.head, OutputHead)
-        require_instance("blocks", self.blocks, tuple)
-        require_size("number of layers", len(self.blocks), maximum=MAX_LAYERS)
+        _check_blocks(self.blocks)
         if self.dtype is not None:
             require_dtype("dtype", self.dtype)
         if self.head is not None and self.head.tied and self.head.num_outputs != self.vocab_size:
@@ -204,17 +211,31 @@ class ModelConfig:
                 "a tied head has the token embedding's rows, so num_outputs must equal vocab_size; "
                 f"got {self.head.num_outputs} and {self.vocab_size}"
             )
-        for index, block in enumerate(self.blocks):
-            require_instance(f"layer {index}", block, BlockConfig)
+        self._check_layers()
+
+    def _check_layers(self) -> None:
+        if self.encoder is not None:
+            require_instance("encoder", self.encoder, EncoderConfig)
+        if (self.encoder is not None) != (self.kind == "encoder-decoder"):
+            raise ConfigError(
+                f'encoder must be given for kind "encoder-decoder" and for no other; got {shown(self.encoder)} '
+                f"for {self.kind!r}"
+            )
+        groups = (*self.block_groups, *(self.encoder.block_groups if self.encoder else ()))
+        for block, _ in groups:
             if block.attention.embed_dim != self.embed_dim:
+                index = next(index for index, layer in enumerate((*self.blocks, *_of(self.encoder))) if layer is block)
                 raise ConfigError(
                     f"every layer must have the model's embed_dim {self.embed_dim}; "
                     f"layer {index} has {block.attention.embed_dim}"
                 )
+            if block.cross_attention is not None and self.kind != "encoder-decoder":
+                raise ConfigError(f"a layer with cross_attention needs an encoder; got kind {self.kind!r}")
+        _check_sources(self.blocks)
 
     @property
     def num_layers(self) -> int:
-        """Number of blocks."""
+        """Number of blocks; of an encoder-decoder, those of the decoder."""
         return len(self.blocks)
 
     @property
@@ -223,8 +244,36 @@ class ModelConfig:
 
         Readers share one object among equal layers, so that a sum over the groups costs the same at any depth.
         """
-        counts: dict[int, int] = {}
-        for block in self.blocks:
-            counts[id(block)] = counts.get(id(block), 0) + 1
-        distinct = {id(block): block for block in self.blocks}
-        return tuple((distinct[key], count) for key, count in counts.items())
+        return group_blocks(self.blocks)
+
+
+def _check_blocks(blocks: object) -> None:
+    require_instance("blocks", blocks, tuple)
+    assert isinstance(blocks, tuple)
+    require_size("number of layers", len(blocks), maximum=MAX_LAYERS)
+    for index, block in enumerate(blocks):
+        require_instance(f"layer {index}", block, BlockConfig)
+
+
+def _of(encoder: EncoderConfig | None) -> tuple[BlockConfig, ...]:
+    return encoder.blocks if encoder else ()
+
+
+def _check_sources(blocks: tuple[BlockConfig, ...]) -> None:
+    """Raise ConfigError unless every layer that reads the keys and values of another can."""
+    for index, block in enumerate(blocks):
+        reader = block.attention
+        if not isinstance(reader, AttentionConfig) or reader.kv_layer is None:
+            continue
+        source = blocks[reader.kv_layer].attention if reader.kv_layer < index else None
+        if not isinstance(source, AttentionConfig) or source.kv_layer is not None:
+            raise ConfigError(
+                "kv_layer must be the index of an earlier attention layer with keys and values of its own; "
+                f"layer {index} has {reader.kv_layer}"
+            )
+        shape, own = ((c.num_kv_heads, c.head_dim, c.v_head_dim) for c in (source, reader))
+        if shape != own:
+            raise ConfigError(
+                "a layer must have the key/value heads of its kv_layer (number, key width, value width); "
+                f"layer {index} has {own}, layer {reader.kv_layer} has {shape}"
+            )

@@ -48,7 +48,7 @@ class AttentionObserver(TorchFunctionMode):
 
 
 class _UnreadableMaskError(Exception):
-    """A mask is a tensor without values."""
+    """A mask is a tensor without values, or a call stands for many at once."""
 
 
 def _masked_of_call(
@@ -61,7 +61,7 @@ def _masked_of_call(
     **_: object,
 ) -> int:
     """FLOPs of masked pairs of `scaled_dot_product_attention`, where True in a bool mask = may attend."""
-    if query.is_nested:
+    if query.is_nested or torch._C._functorch.is_functorch_wrapped_tensor(query):  # torch.func, vmap
         raise _UnreadableMaskError
     query_len, key_len = query.shape[-2], key.shape[-2]
     num_squares = prod(map(max, query.shape[:-2], key.shape[:-2]))  # of two sizes that differ, one repeats
@@ -111,6 +111,20 @@ def _masked_of_layer_function(*args: object, **kwargs: object) -> int:
     return 2 * _count_masked(masked, prod(pairs_shape)) * 2 * head_dim
 
 
+def _masked_of_flex(
+    query: Tensor, key: Tensor, value: Tensor, score_mod: Any, block_mask: tuple[Any, ...], *_: object, **__: object
+) -> int:
+    """FLOPs of pairs that FlexAttention's mask function forbids, or whose score its other function makes -inf."""
+    from torch.nn.attention.flex_attention import create_mask
+
+    batch_size, num_heads, query_len = query.shape[:3]
+    by_mask, by_score = (
+        create_mask(function, batch_size, num_heads, query_len, key.shape[-2], device=query.device)
+        for function in (block_mask[-1], score_mod)
+    )
+    return 2 * _count_masked(~(by_mask & by_score), by_mask.numel()) * (query.shape[-1] + value.shape[-1])
+
+
 def _is_lowest(bias: Tensor) -> Tensor:
     return bias <= torch.finfo(bias.dtype).min
 
@@ -130,6 +144,7 @@ MASKED_FLOPS: dict[Any, Callable[..., int]] = {
     aten.scaled_dot_product_attention: _masked_of_call,
     aten._scaled_dot_product_flash_attention_for_cpu: _masked_of_cpu_kernel,
     functional.multi_head_attention_forward: _masked_of_layer_function,
+    torch.ops.higher_order.flex_attention: _masked_of_flex,
 }
 UNREADABLE_CALLS: set[Any] = {
     Tensor.backward,

@@ -1,23 +1,36 @@
 """Count the FLOPs of what really runs: any module or function, however it writes its attention.
 
-torch's own counter watches the operations that a run comes down to, and knows the cost of each. Here it gets the costs
-that it lacks (fused attention on CPU, the fused encoder layer, products with a vector or by group), and beside it an
-observer that reads the mask of every attention call, so that masked pairs can be left out.
+A mode watches the operations that a run comes down to. The costs are those of torch's own counter, and those that it
+lacks (fused attention on CPU, the fused encoder layer, products with a vector or by group). Beside it an observer reads
+the mask of every attention call, so that masked pairs can be left out.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from math import prod
+import re
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch import Tensor
+from torch._subclasses import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+from torch.utils.flop_counter import flop_registry
 
 from headwise.cost.attention_observer import AttentionObserver
+from headwise.cost.flop_formulas import MISSING_FORMULAS
 from headwise.cost.results import FlopCount
 
-aten = torch.ops.aten
-Shape = Sequence[int]
+# Operations of torch that multiply matrices, or may do so, told by a word in their names: those without a formula are
+# named. What only sounds alike is left out.
+PRODUCT_LIKE = re.compile(
+    r"(?:^|_)(?:[a-z]*mm|[a-z]*mv|matmul|v?dot|conv[a-z]*|attention|linear|rnn|lstm|gru|dist|linalg|trilinear)(?:_|\d|$)"
+)
+SOUNDS_ALIKE = re.compile(r"norm|upsample|cross|check|flatten|convert|_cell")
+# Namespaces of operations that are known: torch's own, those that mark the profile, and those that move data about.
+TORCH_NAMESPACES = ("aten", "prim", "prims", "profiler", "c10d", "c10d_functional", "_c10d_functional", "fsdp")
+COMPILERS = ("torch._dynamo", "torch.nn.attention.flex_attention")  # what compiles has imported one of them
 
 
 def count_flops(function: Callable[..., object], *args: object, **kwargs: object) -> FlopCount:
@@ -31,7 +44,7 @@ def count_flops(function: Callable[..., object], *args: object, **kwargs: object
         *args, **kwargs: what to call it with.
 
     Returns:
-        FlopCount: `dense` and `attended`, as `FlopCounter.count` says.
+        FlopCount: `dense`, `attended` and `uncounted`, as `FlopCounter.count` says.
     """
     with FlopCounter() as counter:
         function(*args, **kwargs)
@@ -41,20 +54,21 @@ def count_flops(function: Callable[..., object], *args: object, **kwargs: object
 class FlopCounter:
     """Count the FLOPs of everything that runs inside `with FlopCounter() as counter:`; read `counter.count`.
 
-    While it counts, torch's fused encoder layer stands aside for the plain one (it does so for any observer), which
-    computes the same at every real token.
+    While it counts, what is compiled runs as it was written, since a compiled kernel hides its products; and torch's
+    fused encoder layer stands aside for the plain one (it does so for any observer), which computes the same at every
+    real token. The optimizer's products count too where it steps inside.
     """
 
     def __init__(self) -> None:
-        self._products = FlopCounterMode(display=False, custom_mapping=MISSING_FORMULAS)
+        self._products = _ProductCounter()
         self._observer = AttentionObserver()
         self._stack = ExitStack()
 
     def __enter__(self) -> "FlopCounter":
-        self._observer = AttentionObserver()  # as torch's counter, it starts from zero
-        with ExitStack() as entered:  # unwinds if the second cannot start
-            entered.enter_context(self._products)
-            entered.enter_context(self._observer)
+        self._products, self._observer = _ProductCounter(), AttentionObserver()  # it starts from zero each time
+        with ExitStack() as entered:  # unwinds if one of them cannot start
+            for context in (_uncompiled(), self._products, self._observer):
+                entered.enter_context(context)
             self._stack = entered.pop_all()
         return self
 
@@ -66,65 +80,90 @@ class FlopCounter:
         """What has run so far, one multiply-add = 2.
 
         `dense` counts every product in full, with all pairs of queries and keys; headwise's own layers cut none off.
-        `attended` leaves out the pairs that the mask given to an attention call forbids (a bool mask, -inf or the
-        smallest number of the dtype in a float mask, `is_causal`). An attention written as plain products hides its
-        mask and stays whole in both. `attended` is None where it would mislead: no attention call was seen, a backward
-        pass ran, or a mask has no values to read (meta and fake tensors). Of headwise's own layers it counts what their
-        masks' `count_pairs` says; but a query without a key counts on a GPU as one that sees all, as it is computed.
+        What runs twice (a checkpoint) counts twice: these are "hardware" FLOPs. `attended` leaves out the pairs that
+        the mask given to an attention call forbids (a bool mask, -inf or the smallest number of the dtype in a float
+        mask, `is_causal`, FlexAttention's functions). An attention written as plain products hides its mask and stays
+        whole in both. `attended` is None where it would mislead: no attention call was seen, a backward pass ran, or a
+        mask has no values to read (meta and fake tensors, vmap). Of headwise's own layers it counts what their masks'
+        `count_pairs` says; but a query without a key counts on a GPU as one that sees all, as it is computed.
+
+        `uncounted` names operations that ran and may hold products, whose cost is not known: those of other libraries
+        and of users, and torch's that look like products by their names. Empty: nothing was missed.
         """
-        dense = self._products.get_total_flops()
+        dense = self._products.total_flops
         masked = self._observer.masked_flops
-        return FlopCount(dense=dense, attended=None if masked is None else dense - masked)
+        return FlopCount(
+            dense=dense,
+            attended=None if masked is None else dense - masked,
+            uncounted=tuple(sorted(self._products.uncounted)),
+        )
 
 
-def _attention_flops(query: Shape, key: Shape, *_: Any, **__: Any) -> int:
-    """Scores (query x key) and outputs (weights x value), whose heads this kernel needs as wide as the query's."""
-    return 2 * 2 * prod(query) * key[-2]
+class _ProductCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up the cost of every operation that has a formula, and names those that may need one."""
+
+    supports_higher_order_operators = True  # FlexAttention, torch.cond
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total_flops = 0
+        self.uncounted: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(hasattr(kind, "__tensor_flatten__") and not issubclass(kind, FakeTensor) for kind in types):
+            return NotImplemented  # a tensor made of tensors (nested, sharded): what it does inside comes here
+        kwargs = kwargs or {}
+        if func is torch.ops.higher_order.cond:
+            return self._run_branch(*args)
+        formula = FORMULAS.get(getattr(func, "overloadpacket", func))
+        is_ragged = any(isinstance(one, Tensor) and one.is_nested for one in args)  # it has no shape to read
+        if formula is None and not is_ragged and isinstance(func, torch._ops.OpOverload) and func.namespace != "prim":
+            with self:  # its parts count, if it is made of parts
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        result = func(*args, **kwargs)
+        if formula is not None and not is_ragged:
+            self.total_flops += formula(*args, **kwargs, out_val=result)
+        elif formula is not None or _may_multiply(func):
+            self.uncounted.add(str(getattr(func, "_schema", func)).split("(")[0])
+        return result
+
+    def _run_branch(self, condition: Any, if_true: Any, if_false: Any, operands: Any) -> Any:
+        with self:
+            return (if_true if condition else if_false)(*operands)
 
 
-def _attention_backward_flops(grad_output: Shape, query: Shape, key: Shape, *_: Any, **__: Any) -> int:
-    """Scores again, then the gradients of weights, values, queries and keys."""
-    return 5 * 2 * prod(query) * key[-2]
+def _may_multiply(func: Any) -> bool:
+    """Tell whether an operation without a formula may hold products."""
+    if not isinstance(func, torch._ops.OpOverload):
+        return True  # a higher-order operation runs functions out of sight
+    if func.namespace not in TORCH_NAMESPACES:
+        return True
+    name = func._schema.name.split("::")[-1]
+    return bool(PRODUCT_LIKE.search(name)) and not SOUNDS_ALIKE.search(name)
 
 
-def _fused_attention_layer_flops(query: Shape, key: Shape, value: Shape, embed_dim: int, *_: Any, **__: Any) -> int:
-    """Four square projections (query and output per query; key and value per key) around the attention."""
-    projections = 2 * embed_dim**2 * 2 * (prod(query[:-1]) + prod(key[:-1]))
-    return projections + _attention_flops(query, key)
+def _uncompiled() -> AbstractContextManager[object]:
+    """Let compiled functions run as written; where nothing can be compiled, do not import the compiler for it."""
+    if any(name in sys.modules for name in COMPILERS):
+        return torch.compiler.set_stance("force_eager")  # type: ignore[no-any-return]
+    return nullcontext()
 
 
-def _fused_encoder_layer_flops(source: Shape, embed_dim: int, *arguments: Any, out_shape: Any = None) -> int:
-    """The attention layer, then two feed-forward projections."""
-    hidden_dim: int = arguments[12][0]  # rows of the first projection's weight
-    feed_forward = 2 * prod(source[:-1]) * 2 * embed_dim * hidden_dim
-    return _fused_attention_layer_flops(source, source, source, embed_dim) + feed_forward
+def _of_shapes(formula: Callable[..., int]) -> Callable[..., int]:
+    """Turn a formula of shapes into one of tensors, as torch's own are."""
+
+    def cost(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
+        args, kwargs, out_shape = tree_map(
+            lambda one: one.shape if isinstance(one, Tensor) else one, (args, kwargs, out_val)
+        )
+        return formula(*args, out_shape=out_shape, **kwargs)
+
+    return cost
 
 
-def _product_flops(left: Shape, right: Shape, *_: Any, **__: Any) -> int:
-    """A matrix or vector times a matrix or vector: the left's every element meets each column of the right."""
-    return 2 * prod(left) * (right[-1] if len(right) > 1 else 1)
-
-
-def _added_product_flops(_added: Shape, left: Shape, right: Shape, *_: Any, **__: Any) -> int:
-    return _product_flops(left, right)
-
-
-def _grouped_product_flops(left: Shape, right: Shape, *_: Any, **__: Any) -> int:
-    """Each row (or column, or contracted slice) belongs to one group; only if both have a group axis, all pair up."""
-    num_groups = left[0] if len(left) == len(right) == 3 else 1
-    return 2 * num_groups * left[-2] * left[-1] * right[-1]
-
-
-MISSING_FORMULAS: dict[Any, Callable[..., int]] = {
-    aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
-    aten._native_multi_head_attention: _fused_attention_layer_flops,
-    aten._transformer_encoder_layer_fwd: _fused_encoder_layer_flops,
-    aten.mv: _product_flops,
-    aten.dot: _product_flops,
-    aten._int_mm: _product_flops,
-    aten.addmv: _added_product_flops,
-    aten.addbmm: _added_product_flops,
-    aten._addmm_activation: _added_product_flops,
-    aten._grouped_mm: _grouped_product_flops,
+FORMULAS: dict[Any, Callable[..., int]] = {
+    **flop_registry,
+    **{operation: _of_shapes(formula) for operation, formula in MISSING_FORMULAS.items()},
 }

@@ -1,102 +1,142 @@
-"""Floating-point operations of a model's matrix products, from its config alone: one multiply-add is 2."""
+"""Floating-point operations of a model's matrix products, from its config alone: one multiply-add is 2.
 
-from headwise.config.attention import AttentionConfig
+MACs, multiply-adds, are half of every number here. Norms, softmax, activations, the look-up of embeddings and the
+optimizer are no matrix products of the model and count nothing.
+"""
+
+from collections.abc import Iterator
+
+from headwise.config.block import AnyAttention, BlockConfig, FeedForwardConfig
 from headwise.config.checks import require_size
-from headwise.config.model import FeedForwardConfig, ModelConfig, OutputHead
+from headwise.config.model import ModelConfig
+from headwise.cost import layer_flops
+from headwise.cost.layer_flops import FLOPS_PER_MULTIPLY_ADD, Lengths, Work, attention_work, block_work
 from headwise.cost.results import FlopCount
+from headwise.errors import ConfigError
 
-FLOPS_PER_MULTIPLY_ADD = 2
 # Backward has two products for each of forward's, of the same size: the gradients of its two factors.
 TRAIN_PER_FORWARD = 3
 
 
 def forward_flops(config: ModelConfig, *, batch: int, seq: int) -> FlopCount:
-    """Count one forward pass over `batch` texts of `seq` tokens, padding included.
+    """Count one forward pass over `batch` texts of `seq` tokens, padding included: a prefill.
 
     Every block's attention and feed-forward, the pooler and the head, whose scores are counted for every token that it
-    reads. Norms, softmax, activations and the look-up of embeddings are no matrix products.
+    reads. An encoder-decoder reads `seq` tokens of source and `seq` of target; an image model's `seq` is its number of
+    tokens.
 
     Args:
         config: the model.
         batch: number of texts.
         seq: tokens per text.
 
+    Raises:
+        ConfigError: a number is out of range, or is not an image's number of tokens.
+
     Source: Kaplan et al. 2020, "Scaling Laws for Neural Language Models", table 1; the score term as in Chowdhery et
     al. 2022, "PaLM", appendix B (there the full square: our `dense`).
     """
-    require_size("batch", batch)
-    require_size("seq", seq)
-    outside = _pooler_flops(config, batch) + _head_flops(config, batch, seq)
-    dense = attended = outside
-    for block, num_layers in config.block_groups:
-        attention = attention_flops(block.attention, batch=batch, query_len=seq, key_len=seq)
-        feed_forward = feed_forward_flops(block.feed_forward, tokens=batch * seq)
-        dense += num_layers * (attention.dense + feed_forward)
-        attended += num_layers * (_known(attention.attended) + feed_forward)
-    return FlopCount(dense=dense, attended=attended)
+    require_lengths(config, batch=batch, seq=seq)
+    outside = input_flops(config, batch=batch) + top_flops(config, batch=batch, seq=seq)
+    return sum_layers(config, batch=batch, seq=seq, outside=outside).total
 
 
 def train_flops(config: ModelConfig, *, batch: int, seq: int) -> FlopCount:
-    """Count one training step as 3 x forward: "model" FLOPs, without what checkpointing or a kernel computes again."""
+    """Count one training step as 3 x forward: "model" FLOPs, without what checkpointing or a kernel computes again.
+
+    What a step really runs is in `step_flops`.
+    """
     forward = forward_flops(config, batch=batch, seq=seq)
-    return FlopCount(dense=TRAIN_PER_FORWARD * forward.dense, attended=TRAIN_PER_FORWARD * _known(forward.attended))
+    assert forward.attended is not None  # a config's masks are structural: their pairs can always be counted
+    return FlopCount(dense=TRAIN_PER_FORWARD * forward.dense, attended=TRAIN_PER_FORWARD * forward.attended)
 
 
-def attention_flops(config: AttentionConfig, *, batch: int, query_len: int, key_len: int) -> FlopCount:
-    """Count one attention layer: four projections, `query @ key^T` and `weights @ value`.
+def decode_flops(config: ModelConfig, *, batch: int, seq: int) -> FlopCount:
+    """Count one token of generation for each of `batch` texts, against a cache that then holds `seq` tokens.
+
+    The new token is the last of the `seq`: its keys are those that `kv_cache_bytes` counts. `dense` reads all of
+    them in every layer, `attended` no more than a layer's window. Latent attention is reckoned as transformers runs it:
+    keys and values of all cached tokens are made anew from the latent vectors. Of an encoder-decoder, the encoder has
+    run, and cross-attention reads the cached keys of `seq` tokens of source.
+
+    Args:
+        config: the model.
+        batch: number of texts.
+        seq: tokens per text in the cache, the new one included.
+
+    Raises:
+        ConfigError: the model is an encoder, or a number is out of range.
+    """
+    require_lengths(config, batch=batch, seq=seq)
+    if config.kind == "encoder":
+        raise ConfigError(f"a model must be a decoder to generate token by token; {config.name} is an encoder")
+    lengths = Lengths(batch=batch, query_len=1, key_len=seq, source_len=seq, is_cached=True)
+    total = Work(weighted=top_flops(config, batch=batch, seq=1))
+    for block, num_layers in config.block_groups:
+        total += block_work(block, lengths).repeated(num_layers)
+    return total.total
+
+
+def attention_flops(config: AnyAttention, *, batch: int, query_len: int, key_len: int) -> FlopCount:
+    """Count one attention layer: its projections, `query @ key^T` and `weights @ value`.
 
     The last two cost D + V multiply-adds for each pair of a query and a key, per query head: all pairs (`dense`), or
     those that the layer's mask allows (`attended`). Grouped heads make two projections smaller and nothing else.
 
     Args:
-        config: the layer.
+        config: the layer, of any kind.
         batch: number of texts.
         query_len: number T of queries; they stand at the end of the keys.
         key_len: number S of keys. All are projected here; keys out of a cache cost nothing.
     """
     for name, value in (("batch", batch), ("query_len", query_len), ("key_len", key_len)):
         require_size(name, value)
-    queries, keys = batch * query_len, batch * key_len
-    projections = FLOPS_PER_MULTIPLY_ADD * (
-        queries * config.embed_dim * config.num_heads * config.head_dim
-        + keys * config.key_dim * config.num_kv_heads * config.head_dim
-        + keys * config.value_dim * config.num_kv_heads * config.v_head_dim
-        + queries * config.num_heads * config.v_head_dim * config.embed_dim
-    )
-    per_pair = FLOPS_PER_MULTIPLY_ADD * (config.head_dim + config.v_head_dim)
-    pairs = batch * config.num_heads * query_len * key_len
-    allowed = config.mask.count_pairs(query_len, key_len, batch_size=batch, num_heads=config.num_heads)
-    return FlopCount(dense=projections + per_pair * pairs, attended=projections + per_pair * allowed)
+    return attention_work(config, Lengths(batch=batch, query_len=query_len, key_len=key_len)).total
 
 
 def feed_forward_flops(config: FeedForwardConfig, *, tokens: int) -> int:
     """Count one feed-forward layer on a number of tokens: the router, and the experts that each token goes through."""
-    num_products = 3 if config.gated else 2
-    router = config.embed_dim * config.num_experts if config.num_experts > 1 else 0
-    per_token = config.num_active_experts * num_products * config.embed_dim * config.hidden_dim + router
-    return FLOPS_PER_MULTIPLY_ADD * tokens * per_token
+    return layer_flops.feed_forward_flops(config, tokens=tokens)
 
 
-def _pooler_flops(config: ModelConfig, batch: int) -> int:
-    return FLOPS_PER_MULTIPLY_ADD * batch * config.embed_dim**2 if config.pooler else 0
+def require_lengths(config: ModelConfig, *, batch: int, seq: int) -> None:
+    """Raise ConfigError unless the numbers are sizes, and those that the model can have."""
+    require_size("batch", batch)
+    require_size("seq", seq)
+    if config.patches is not None and seq != config.patches.num_tokens:
+        raise ConfigError(
+            f"seq of an image model must be its number of tokens, {config.patches.num_patches} patches and the class "
+            f"token = {config.patches.num_tokens}; got {seq}"
+        )
 
 
-def _head_flops(config: ModelConfig, batch: int, seq: int) -> int:
-    if config.head is None:
+def layers_of(config: ModelConfig, *, batch: int, seq: int) -> Iterator[tuple[BlockConfig, int, Lengths]]:
+    """Yield each distinct block of a full pass, encoder first, with its number of layers and the lengths it meets."""
+    lengths = Lengths(batch=batch, query_len=seq, key_len=seq, source_len=seq)
+    for block, num_layers in (*(config.encoder.block_groups if config.encoder else ()), *config.block_groups):
+        yield block, num_layers, lengths
+
+
+def sum_layers(config: ModelConfig, *, batch: int, seq: int, outside: int = 0) -> Work:
+    """Add up a full pass over all layers, and products with weights outside of them."""
+    total = Work(weighted=outside)
+    for block, num_layers, lengths in layers_of(config, batch=batch, seq=seq):
+        total += block_work(block, lengths).repeated(num_layers)
+    return total
+
+
+def input_flops(config: ModelConfig, *, batch: int) -> int:
+    """Count what turns images into tokens: each patch times the projection. Texts are looked up."""
+    if config.patches is None:
         return 0
-    return FLOPS_PER_MULTIPLY_ADD * _states_read(config.head, batch, seq) * _head_multiply_adds(config)
+    return FLOPS_PER_MULTIPLY_ADD * batch * config.patches.num_patches * config.patches.patch_dim * config.embed_dim
 
 
-def _states_read(head: OutputHead, batch: int, seq: int) -> int:
-    return batch * seq if head.per_token else batch
-
-
-def _head_multiply_adds(config: ModelConfig) -> int:
-    assert config.head is not None
+def top_flops(config: ModelConfig, *, batch: int, seq: int) -> int:
+    """Count the pooler, and the head on every state that it reads; a tied head costs what an untied one does."""
+    pooler = FLOPS_PER_MULTIPLY_ADD * batch * config.embed_dim**2 if config.pooler else 0
+    if config.head is None:
+        return pooler
+    states = batch * seq if config.head.per_token else batch
     transform = config.embed_dim**2 if config.head.transform else 0
-    return transform + config.embed_dim * config.head.num_outputs
-
-
-def _known(attended: int | None) -> int:
-    assert attended is not None  # a config's masks are structural: their pairs can always be counted
-    return attended
+    return pooler + FLOPS_PER_MULTIPLY_ADD * states * (transform + config.embed_dim * config.head.num_outputs)

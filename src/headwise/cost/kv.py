@@ -1,9 +1,19 @@
-"""Bytes of the KV cache and of a score matrix, from the config alone."""
+"""Bytes that a model keeps between calls (keys, values, states) and bytes of a score matrix, from the config alone."""
 
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from headwise.config.attention import AttentionConfig
+from headwise.config.block import AnyAttention, BlockConfig
 from headwise.config.checks import require_size
-from headwise.config.model import DTYPE_BYTES, BlockConfig, ModelConfig, require_dtype
+from headwise.config.latent import LatentAttentionConfig
+from headwise.config.linear import LinearAttentionConfig
+from headwise.config.model import DTYPE_BYTES, ModelConfig, require_dtype
+from headwise.cost.results import KvLayer
 
 DEFAULT_DTYPE = "bfloat16"
+# States of linear layers are float32 whatever the model's dtype, as sums over all tokens must be.
+_STATE_NUMBER_BYTES = 4
 
 
 def dtype_bytes(name: str) -> int:
@@ -17,31 +27,71 @@ def dtype_bytes(name: str) -> int:
 
 
 def kv_cache_bytes(config: ModelConfig, *, batch: int, seq: int, dtype: str | None = None) -> int | None:
-    """Return the bytes of keys and values that a decoder keeps after `seq` tokens, or None for an encoder.
+    """Return the bytes that a decoder keeps after `seq` tokens, or None for an encoder: the sum over `kv_layers`.
 
-    Each layer keeps `batch * min(seq, window) * K * (D + V)` numbers: no more tokens than its mask can look back on.
-    These are the logical bytes; an engine that allocates in pages or for a longest length reserves more.
+    Each layer keeps `batch * min(seq, window) * K * (D + V)` numbers: no more tokens than its mask can look back on;
+    latent, shared, linear and cross layers keep what `kv_layers` says. These are the logical bytes, while a token is
+    computed: between calls transformers keeps one token less of a full window. An engine that allocates in pages or for
+    a longest length reserves more.
 
     Args:
         config: the model.
         batch: number of texts.
-        seq: tokens per text that are cached.
+        seq: tokens per text that are cached; of an encoder-decoder, of source and of target each.
         dtype: of the cache. Default: the config's own, else bfloat16.
     """
-    require_size("batch", batch)
-    require_size("seq", seq)
+    _require(batch, seq)
     number_bytes = dtype_bytes(_cache_dtype(config, dtype))
     if config.kind == "encoder":
         return None
-    return number_bytes * sum(
-        num_layers * batch * min(seq, _window(block) or seq) * _numbers_per_token(block)
+    return sum(
+        num_layers * batch * _bytes_of(part, part.tokens)
         for block, num_layers in config.block_groups
+        for part in _parts(block, seq, number_bytes)
     )
 
 
 def kv_cache_bytes_per_token(config: ModelConfig, dtype: str | None = None) -> int | None:
     """Return the bytes that one more token adds to the cache while no window is full, or None for an encoder."""
-    return kv_cache_bytes(config, batch=1, seq=1, dtype=dtype)
+    number_bytes = dtype_bytes(_cache_dtype(config, dtype))
+    if config.kind == "encoder":
+        return None
+    return sum(
+        num_layers * part.bytes_per_token
+        for block, num_layers in config.block_groups
+        for part in _parts(block, 1, number_bytes)
+        if part.kind != "cross"
+    )
+
+
+def kv_layers(
+    config: ModelConfig, *, batch: int, seq: int, dtype: str | None = None, page_tokens: int | None = None
+) -> tuple[KvLayer, ...]:
+    """Return what each layer of a decoder keeps after `seq` tokens, first to last; nothing for an encoder.
+
+    A layer of an encoder-decoder has two entries, its own keys and the encoder's.
+
+    Args:
+        config: the model.
+        batch: number of texts.
+        seq: tokens per text that are cached; of an encoder-decoder, of source and of target each.
+        dtype: of the cache. Default: the config's own, else bfloat16. States of linear layers are float32.
+        page_tokens: tokens in a page of an engine that allocates in pages, each text in its own. Default: no pages.
+
+    Source: pages: Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving with PagedAttention".
+    """
+    _require(batch, seq)
+    if page_tokens is not None:
+        require_size("page_tokens", page_tokens)
+    number_bytes, page = dtype_bytes(_cache_dtype(config, dtype)), page_tokens or 1
+    if config.kind == "encoder":
+        return ()
+    parts = {id(block): tuple(_parts(block, seq, number_bytes)) for block, _ in config.block_groups}
+    return tuple(
+        _entry(index, part, batch=batch, seq=seq, page=page)
+        for index, block in enumerate(config.blocks)
+        for part in parts[id(block)]
+    )
 
 
 def score_matrix_bytes(*, batch: int, num_heads: int, query_len: int, key_len: int, dtype: str) -> int:
@@ -59,18 +109,71 @@ def score_matrix_bytes(*, batch: int, num_heads: int, query_len: int, key_len: i
     return batch * num_heads * query_len * key_len * dtype_bytes(dtype)
 
 
+class _Part(NamedTuple):
+    """What a layer keeps of one text."""
+
+    kind: Literal["full", "window", "latent", "shared", "linear", "cross"]
+    tokens: int
+    bytes_per_token: int
+    state_bytes: int = 0
+
+
+def _parts(block: BlockConfig, seq: int, number_bytes: int) -> Iterator[_Part]:
+    """Yield what a layer keeps of a text of `seq` tokens."""
+    attention = block.attention
+    if isinstance(attention, LinearAttentionConfig):
+        conv = number_bytes * attention.conv_width * attention.conv_kernel_size
+        state = _STATE_NUMBER_BYTES * attention.num_value_heads * attention.key_head_dim * attention.value_head_dim
+        yield _Part("linear", 0, 0, conv + state)
+    elif isinstance(attention, LatentAttentionConfig):
+        yield _Part("latent", min(seq, _window(attention) or seq), number_bytes * attention.cached_dim)
+    elif attention.kv_layer is not None:
+        yield _Part("shared", 0, 0)
+    else:
+        window = _window(attention)
+        tokens = min(seq, window or seq)
+        yield _Part("full" if window is None else "window", tokens, number_bytes * _numbers_per_token(attention))
+    if block.cross_attention is not None:
+        yield _Part("cross", seq, number_bytes * _numbers_per_token(block.cross_attention))
+
+
+def _entry(index: int, part: _Part, *, batch: int, seq: int, page: int) -> KvLayer:
+    return KvLayer(
+        layer=index,
+        kind=part.kind,
+        tokens=part.tokens,
+        bytes_per_token=part.bytes_per_token,
+        state_bytes=part.state_bytes,
+        bytes=batch * _bytes_of(part, part.tokens),
+        reserved_bytes=batch * _bytes_of(part, _round_up(part.tokens, page)),
+        unified_bytes=batch * _bytes_of(part, _round_up(seq, page)),
+    )
+
+
+def _bytes_of(part: _Part, tokens: int) -> int:
+    return tokens * part.bytes_per_token + part.state_bytes
+
+
+def _round_up(tokens: int, page: int) -> int:
+    return -(-tokens // page) * page
+
+
+def _require(batch: int, seq: int) -> None:
+    require_size("batch", batch)
+    require_size("seq", seq)
+
+
 def _cache_dtype(config: ModelConfig, dtype: str | None) -> str:
     return dtype or config.dtype or DEFAULT_DTYPE
 
 
-def _numbers_per_token(block: BlockConfig) -> int:
-    attention = block.attention
+def _numbers_per_token(attention: AttentionConfig) -> int:
     return attention.num_kv_heads * (attention.head_dim + attention.v_head_dim)
 
 
-def _window(block: BlockConfig) -> int | None:
+def _window(attention: AnyAttention) -> int | None:
     """Return how many of the latest tokens the layer can look back on, itself included; None: all of them."""
-    distances = block.attention.mask.distances()
+    distances = attention.mask.distances()
     if distances is None or not distances.intervals:
         return None
     farthest = distances.intervals[-1][1]  # one past the largest distance that is allowed

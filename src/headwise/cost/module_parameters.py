@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Iterator
-from itertools import accumulate
 
 from torch import nn
 
@@ -14,14 +13,19 @@ OUTPUT_HEAD = "output_head"
 
 # Where a parameter belongs, told by the name and the class of the modules around it. The innermost module that any rule
 # knows decides, so that a norm inside an attention layer is a norm, and the first rule that knows it names the part.
-# Columns: part, whole name of the attribute ("" = none), any part of the class name; case does not matter.
+# Columns: part, whole name of the attribute or of its owner's and its own ("" = none), any part of the class name; case
+# does not matter.
 RULES: tuple[tuple[str, str, str], ...] = (
-    ("norm", r"", r"norm"),
-    ("other", r"pooler|classifier|score", r"headtransform"),
-    (OUTPUT_HEAD, r"lm_head", r"lmpredictionhead|lmhead$"),
-    ("embedding", r"wte|wpe|\w*embed(ding)?s?", r"embed"),
+    ("norm", r"", r"norm(\d*d|gated|layer|perhead|zero\w*|1p)?$"),
+    ("other", r"pooler|classifier|score|qa_outputs|lm_head\.dense", r"headtransform"),
+    (OUTPUT_HEAD, r"lm_head|vocab_projector", r"lmpredictionhead|lmhead$"),
+    ("embedding", r"wte|wpe|\w*embed(ding)?s?", r"embed(ding)?s?(\d?d|er|table|sine)?$"),
     ("attention", r"\w*attn|\w*attention", r"attention|attn|selfoutput"),
-    ("feed_forward", r"mlp|ffn|feed_forward|linear1|linear2|fc1|fc2|experts", r"mlp|ffn|feedforward|expert|router|moe"),
+    (
+        "feed_forward",
+        r"mlp|ffn|feed_forward|linear1|linear2|fc1|fc2|experts|densereludense",
+        r"mlp|ffn|feedforward|expert|router|moe(block|layer)?$",
+    ),
     ("feed_forward", r"", r"intermediate$|output$"),  # BERT's two halves; its attention's SelfOutput is known above
 )
 
@@ -61,20 +65,23 @@ def count_module_parameters(module: nn.Module) -> ParameterCount:
 
 def _part_of(root: nn.Module, parameter_name: str) -> str:
     """Return the part of the parameter: what the innermost known module says, else `other`."""
-    for name, class_name in _surroundings(root, parameter_name):
+    for names, class_name in _surroundings(root, parameter_name):
         for part, name_pattern, class_pattern in RULES:
-            if name_pattern and re.fullmatch(name_pattern, name, re.IGNORECASE):
+            if name_pattern and any(re.fullmatch(name_pattern, name, re.IGNORECASE) for name in names):
                 return part
             if re.search(class_pattern, class_name, re.IGNORECASE):
                 return part
     return "other"
 
 
-def _surroundings(root: nn.Module, parameter_name: str) -> Iterator[tuple[str, str]]:
-    """Yield the parameter's own name, then name and class of each module that holds it, from the inside out."""
+def _surroundings(root: nn.Module, parameter_name: str) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the parameter's own name, then names and class of each module that holds it, from the inside out.
+
+    The names are the module's own, and its owner's with it.
+    """
     *owners, own_name = parameter_name.split(".")
-    yield own_name, ""
-    paths = list(accumulate(owners, lambda outer, inner: f"{outer}.{inner}"))
-    for path, name in zip(reversed(paths), reversed(owners), strict=True):
-        yield name, type(root.get_submodule(path)).__name__
-    yield "", type(root).__name__
+    yield (own_name,), ""
+    for depth in range(len(owners), 0, -1):
+        names = (owners[depth - 1], ".".join(owners[max(depth - 2, 0) : depth]))
+        yield names, type(root.get_submodule(".".join(owners[:depth]))).__name__
+    yield ("",), type(root).__name__

@@ -40,11 +40,78 @@ class FlopCount(Result):
     """Floating-point operations of matrix products, one multiply-add = 2.
 
     `dense` counts the full square of every attention (comparable with profilers and MFU), `attended` the pairs that the
-    mask allows. `attended` is None where the pairs could not be known.
+    mask allows. `attended` is None where the pairs could not be known. `uncounted`: operations that ran and may hold
+    products, but whose cost is not known, by name.
     """
 
     dense: int
     attended: int | None
+    uncounted: tuple[str, ...] = ()
+
+    @property
+    def macs(self) -> "MacCount":
+        """The same in multiply-adds (MACs): half as many."""
+        return MacCount(dense=self.dense // 2, attended=None if self.attended is None else self.attended // 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MacCount(Result):
+    """Multiply-adds of matrix products: FLOPs / 2. What several profilers print under the name of FLOPs."""
+
+    dense: int
+    attended: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepFlops(Result):
+    """FLOPs of one optimizer step by what they are for; each dense and attended.
+
+    `model`: forward and backward as the mathematics has them, 3 x forward (MFU is reckoned from these). `hardware`: all
+    that is run: `forward`, `backward` with the scores that a fused kernel computes again, and `recomputed` by
+    checkpointing (HFU). Of a prefill both are the forward pass.
+    """
+
+    forward: FlopCount
+    backward: FlopCount
+    recomputed: FlopCount
+    model: FlopCount
+    hardware: FlopCount
+
+
+@dataclass(frozen=True, kw_only=True)
+class KvLayer(Result):
+    """What one layer keeps between calls, for all texts of a batch.
+
+    `kind`: "full" (keys and values of all tokens), "window" (of the latest), "latent" (one vector a token for both),
+    "shared" (those of another layer), "linear" (a state of fixed size), "cross" (of an encoder's output).
+    `tokens`: kept per text. `bytes_per_token`: of one text. `state_bytes`: of one text, whatever its length.
+    `bytes`: what the tokens and the state take. `reserved_bytes`: the same with tokens rounded up to whole pages.
+    `unified_bytes`: reserved by an engine that gives every layer pages for the whole length, windowed ones too.
+    """
+
+    layer: int
+    kind: Literal["full", "window", "latent", "shared", "linear", "cross"]
+    tokens: int
+    bytes_per_token: int
+    state_bytes: int
+    bytes: int
+    reserved_bytes: int
+    unified_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerKind(Result):
+    """Layers that are alike: how many there are, and what one of them has and does.
+
+    `forward`: FLOPs of one such layer in one forward pass. `kv_cache_bytes`: what it keeps between calls; None for a
+    layer of an encoder.
+    """
+
+    name: str
+    num_layers: int
+    parameters: ParameterCount
+    forward: FlopCount
+    kv_cache_bytes: int | None
 
 
 Kind = Literal["parameter", "gradient", "optimizer", "saved", "temporary", "input"]
@@ -117,13 +184,29 @@ class StepMemory(Result):
     """Memory of one training step in bytes; predicted and measured share this type, so that they subtract.
 
     `saved_bytes`: distinct storages kept for backward, parameters excluded. `peak_bytes`: most bytes alive at once,
-    parameters, gradients and optimizer states included.
+    parameters, gradients and optimizer states included. `reserved_bytes`: what torch's CUDA allocator holds from the
+    driver at most; None on CPU, and where it was not asked for.
     """
 
     parameter_bytes: int
     saved_bytes: int
     peak_bytes: int
     peak_moment: str
+    reserved_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredStep(StepMemory):
+    """A step that was run, with what only a run can tell; None where it was not asked for or does not apply.
+
+    `seconds`: median of the steady steps that were timed. `flops`: of all matrix products of forward, loss and
+    backward, recomputation included ("hardware" FLOPs, one multiply-add = 2). `reserved_bytes`: what torch's CUDA
+    allocator held from the driver at most.
+    """
+
+    seconds: float | None = None
+    flops: int | None = None
+    reserved_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +227,10 @@ class Device(Result):
 
 @dataclass(frozen=True, kw_only=True)
 class FitVerdict(Result):
-    """Whether a step fits a device: "yes", "tight" (between the bounds of what is not modelled) or "no"."""
+    """Whether a step fits a device: "yes", "tight" (between the bounds of what is not modelled) or "no".
+
+    `reserved_bytes`: what torch's CUDA allocator reserves for the step's tensors; None where it was not replayed.
+    """
 
     fits: Literal["yes", "tight", "no"]
     device: Device
@@ -152,3 +238,4 @@ class FitVerdict(Result):
     unmodelled_low_bytes: int
     unmodelled_high_bytes: int
     reason: str
+    reserved_bytes: int | None = None

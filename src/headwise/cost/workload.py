@@ -51,7 +51,7 @@ class Workload(Result):
             "amp-fp16": float32 weights and states under torch's autocast to that dtype.
         optimizer: one of `OPTIMIZERS`.
         optimizer_step: how torch's optimizer goes over the weights: "foreach" (all at once), "fused" or "loop" (one by
-            one). Default: what torch takes by itself, "foreach" on CUDA and "loop" on CPU.
+            one). Default: what torch takes by itself, "foreach" on CUDA and "loop" on CPU and for Adafactor.
         attention: "sdpa" (torch's fused kernels where they can run) or "eager" (product, softmax, product).
         checkpoint: what is computed again in backward instead of saved: "none"; "selective": what stands between
             queries, keys, values and the attention's output (Korthikanti et al. 2022, section 5); "full": every layer.
@@ -83,7 +83,8 @@ class Workload(Result):
         for name in ("batch", "seq", "accumulation"):
             require_size(name, getattr(self, name))
         if self.optimizer_step is None:
-            object.__setattr__(self, "optimizer_step", "foreach" if self.device == "cuda" else "loop")
+            is_foreach = self.device == "cuda" and self.optimizer != "adafactor"
+            object.__setattr__(self, "optimizer_step", "foreach" if is_foreach else "loop")
         for field in fields(self):
             if get_origin(field.type) is Literal:
                 require_choice(field.name, getattr(self, field.name), get_args(field.type))

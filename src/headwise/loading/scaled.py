@@ -7,10 +7,11 @@ from headwise.errors import ConfigError
 
 VOCAB_SIZE = 97
 HEAD_DIM = 8  # of a head whose width is its share of the model's
-OWN_HEAD_DIM = 12  # where a config states it: no such share, so that the two cannot be taken for each other
+OWN_HEAD_DIM = 24  # where a config states it: no such share, and a quarter of it is even
 MAX_HEADS = 8
 WINDOW = 7  # shorter than the texts that the small model is run on
 MAX_LAYERS_OF_A_KIND = 2
+MAX_INTERVAL = 8
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers")
 _LAYERS_TOO = ("decoder_layers",)
@@ -24,6 +25,7 @@ _HEADS = (
     "decoder_attention_heads",
 )
 _KV_HEADS = "num_key_value_heads"
+_HEAD_DIMS = ("head_dim", "d_kv")
 _HIDDEN = (
     "intermediate_size",
     "n_inner",
@@ -37,9 +39,9 @@ _HIDDEN = (
 )
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _ACTIVE_EXPERTS = ("num_experts_per_tok", "num_experts_per_token")
+_INTERVALS = ("full_attention_interval", "sliding_window_pattern")  # each so many layers there is one of another kind
 _SIZES = {
     "vocab_size": VOCAB_SIZE,
-    "d_kv": OWN_HEAD_DIM,
     "q_lora_rank": 24,
     "kv_lora_rank": 20,
     "qk_nope_head_dim": 12,
@@ -80,8 +82,9 @@ def scale_down(config: object) -> dict[str, Any]:
     small = {key: _scaled(key, value) for key, value in config.items()}
     num_heads = _scale_heads(config, small)
     width = num_heads * HEAD_DIM
-    if _is_size(config.get("head_dim")):
-        small["head_dim"] = HEAD_DIM if _is_even_share(config) else OWN_HEAD_DIM
+    for key in _HEAD_DIMS:
+        if _is_size(config.get(key)):
+            small[key] = HEAD_DIM if _is_even_share(config, config[key]) else OWN_HEAD_DIM
     small |= {key: width for key in _WIDTHS if _is_size(config.get(key))}
     small |= {key: 2 * width for key in _HIDDEN if _is_size(config.get(key))}
     _scale_experts(config, small)
@@ -97,9 +100,10 @@ def _scaled(key: str, value: Any) -> Any:
     return min(_SIZES[key], value) if key in _SIZES and _is_size(value) else value
 
 
-def _is_even_share(config: Mapping[str, Any]) -> bool:
-    """Tell whether a stated head_dim is what the width divided by the heads gives anyway."""
-    return bool(config["head_dim"] * config.get("num_attention_heads", 0) == config.get("hidden_size"))
+def _is_even_share(config: Mapping[str, Any], head_dim: int) -> bool:
+    """Tell whether a stated width of a head is what the model's width divided by the heads gives anyway."""
+    widths = {config[key] for key in _WIDTHS if _is_size(config.get(key))}
+    return any(head_dim * config[key] in widths for key in _HEADS if _is_size(config.get(key)))
 
 
 def _scale_heads(config: Mapping[str, Any], small: dict[str, Any]) -> int:
@@ -136,6 +140,10 @@ def _scale_layers(config: Mapping[str, Any], small: dict[str, Any]) -> None:
         assert isinstance(kinds, list)
         num_layers = max(num_layers, *(kinds.index(kind) + 1 for kind in set(map(str, kinds)) if kind in kinds))
         small["layer_types"] = kinds[:num_layers]
+    intervals = [config[key] for key in _INTERVALS if _is_size(config.get(key)) and config[key] <= MAX_INTERVAL]
+    if config.get("model_type") == "qwen3_next":
+        intervals.append(4)  # its interval where the config does not say
+    num_layers = max(num_layers, *intervals) if intervals else num_layers
     for key in (*_LAYERS, *_LAYERS_TOO):
         if _is_size(config.get(key)):
             small[key] = min(config[key], num_layers)

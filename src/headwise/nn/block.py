@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from headwise.config.attention import AttentionConfig
 from headwise.config.model import BlockConfig, FeedForwardConfig
 from headwise.errors import UnsupportedError
 from headwise.masks.patterns import Mask
@@ -82,7 +83,7 @@ class Block(nn.Module):
     def __init__(self, config: BlockConfig, *, impl: str = "auto"):
         super().__init__()
         self.config = config
-        self.attention = MultiHeadAttention.from_config(config.attention, impl=impl)
+        self.attention = MultiHeadAttention.from_config(_require_built_here(config), impl=impl)
         self.attention_norm = _make_norm(config)
         self.feed_forward = FeedForward(config.feed_forward)
         self.feed_forward_norm = _make_norm(config)
@@ -111,6 +112,24 @@ class Block(nn.Module):
             tokens = self.attention_norm(tokens + self.dropout(seen))
             tokens = self.feed_forward_norm(tokens + self.dropout(self.feed_forward(tokens)))
         return tokens
+
+
+def _require_built_here(config: BlockConfig) -> AttentionConfig:
+    """Return the block's attention, or raise UnsupportedError where the block has a part that is not built here."""
+    if not isinstance(config.attention, AttentionConfig):
+        got = type(config.attention).__name__
+    elif config.cross_attention is not None:
+        got = "a cross_attention"
+    elif config.parallel:
+        got = "a parallel one"
+    elif config.norm_placement not in ("pre", "post"):
+        got = f"norm_placement {config.norm_placement!r}"
+    else:
+        return config.attention
+    raise UnsupportedError(
+        "a block must be one multi-head attention, then a feed-forward, each with one norm before or after it, to be "
+        f"built here; got {got}; run the model through transformers"
+    )
 
 
 def _make_norm(config: BlockConfig) -> nn.Module:

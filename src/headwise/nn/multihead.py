@@ -16,6 +16,9 @@ from headwise.ops.call import require_impl
 from headwise.ops.results import AttentionOutput
 from headwise.positions.rotary import RotaryPositions
 
+# What a layer on paper may have and this module has not, each with the value that means: none.
+_NOT_BUILT_HERE = {"qk_norm_over": "head", "softcap": None, "sink": False, "output_gate": False, "kv_layer": None}
+
 
 class MultiHeadAttention(nn.Module):
     """Multi-head attention with grouped heads, for self- and cross-attention.
@@ -98,12 +101,25 @@ class MultiHeadAttention(nn.Module):
         self.out_proj = make_projection(num_heads * config.v_head_dim, embed_dim, bias=projection_bias is True)
         self.q_norm = nn.RMSNorm(config.head_dim, eps=config.qk_norm_eps) if qk_norm else None
         self.k_norm = nn.RMSNorm(config.head_dim, eps=config.qk_norm_eps) if qk_norm else None
+        _require_positions_built_here(position)
         self.rotary = None if position is None else RotaryPositions(position, config.head_dim)
 
     @classmethod
     def from_config(cls, config: AttentionConfig, *, impl: str = "auto") -> "MultiHeadAttention":
-        """Build the layer that a config describes."""
-        return cls(**{field.name: getattr(config, field.name) for field in fields(config)}, impl=impl)
+        """Build the layer that a config describes.
+
+        Raises:
+            UnsupportedError: the config has a part that this layer has not (a cap, a sink, a gate, shared keys).
+        """
+        for name, absent in _NOT_BUILT_HERE.items():
+            if getattr(config, name) != absent:
+                raise UnsupportedError(
+                    f"{name} must be {absent!r} for a layer to be built here; got {getattr(config, name)!r}; "
+                    "run the model through transformers"
+                )
+        _require_positions_built_here(config.position)
+        settings = {field.name: getattr(config, field.name) for field in fields(config)}
+        return cls(**{name: value for name, value in settings.items() if name not in _NOT_BUILT_HERE}, impl=impl)
 
     def forward(
         self,
@@ -208,3 +224,12 @@ class MultiHeadAttention(nn.Module):
                 "a layer with rotary positions must attend within one text, since they encode distances there; "
                 "got a key of its own; leave key and value out, or build the layer with position=None"
             )
+
+
+def _require_positions_built_here(position: object) -> None:
+    is_whole_rotary = isinstance(position, Rotary) and position.rotary_dim is None
+    if position is not None and not is_whole_rotary:
+        raise UnsupportedError(
+            f"position must be None or Rotary over whole heads for a layer to be built here; got {position}; "
+            "run the model through transformers"
+        )

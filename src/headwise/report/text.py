@@ -7,7 +7,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from headwise.api.results import Count, FlopsSection, ParametersSection, Report
+from headwise.api.results import Report
 from headwise.cost.results import FitVerdict
 from headwise.inspection.results import Inspection
 from headwise.report.figures import (
@@ -15,7 +15,6 @@ from headwise.report.figures import (
     flop_rows,
     format_share,
     held_roles,
-    kv_cache_row,
     memory_rows,
     model_facts,
     parameter_rows,
@@ -32,19 +31,9 @@ def print_report(report: Report) -> None:
     Console().print(report_renderable(report))
 
 
-def print_count(count: Count) -> None:
-    """Print a count on stdout, in colours where that is a terminal."""
-    Console().print(count_renderable(count))
-
-
 def report_text(report: Report, *, width: int = 80) -> str:
     """Return a report as lines of plain text, without colours, at most `width` columns wide."""
     return plain_text(report_renderable(report), width=width)
-
-
-def count_text(count: Count, *, width: int = 80) -> str:
-    """Return a count as lines of plain text, without colours, at most `width` columns wide."""
-    return plain_text(count_renderable(count), width=width)
 
 
 def report_renderable(report: Report) -> RenderableType:
@@ -66,30 +55,6 @@ def report_renderable(report: Report) -> RenderableType:
     if report.page is not None:
         parts += [Text(), safe_text(f"page: {report.page}")]
     return Group(*parts)
-
-
-def count_renderable(count: Count) -> RenderableType:
-    """Return a count as what rich prints; made for 80 columns."""
-    rows = parameter_rows(ParametersSection(predicted=count.parameters, counted=None))
-    if count.flops is not None:
-        rows += flop_rows(FlopsSection(forward=count.flops.forward, train=count.flops.train, counted_forward=None))
-    if count.kv_cache_bytes is not None:
-        rows.append(kv_cache_row(count.kv_cache_bytes, count.kv_cache_bytes_per_token, count.dtype))
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    table.add_column("")
-    table.add_column("", justify="right", no_wrap=True)
-    table.add_column("", justify="right", no_wrap=True, style="dim")
-    for row in rows:
-        table.add_row(safe_text(row.label), row.predicted.value, row.predicted.exact)
-    texts = "text" if count.batch == 1 else "texts"
-    return Group(
-        safe_text(count.model.name, style="bold"),
-        safe_text(" · ".join(model_facts(count.model)), style="dim"),
-        safe_text(f"{count.batch:,} {texts} × {count.seq:,} tokens", style="dim"),
-        Text(),
-        table,
-        *notes_text(count.notes),
-    )
 
 
 def rows_table(rows: list[Row], *, measured: str = "measured") -> Table:

@@ -10,7 +10,7 @@ from headwise.config.model import MAX_LAYERS, BlockConfig, FeedForwardConfig, Mo
 from headwise.errors import ConfigError
 from headwise.masks.patterns import Causal
 
-_DEFAULTS = {
+DEFAULTS: dict[str, object] = {
     "vocab_size": 50257,
     "n_positions": 1024,
     "n_embd": 768,
@@ -37,7 +37,7 @@ _ALIASES = {
 
 def read_gpt2(config: Mapping[str, object], *, name: str, head: bool) -> ModelConfig:
     """Read a config.json whose model_type is "gpt2"; see `read_config`."""
-    keys = Keys(config, _DEFAULTS, _ALIASES)
+    keys = Keys(config, DEFAULTS, _ALIASES)
     if keys.flag("add_cross_attention"):
         raise ConfigError("GPT-2 with cross-attention cannot be read; got add_cross_attention true")
     embed_dim, vocab_size = keys.size("n_embd"), keys.size("vocab_size")
@@ -69,17 +69,13 @@ def _read_blocks(keys: Keys, embed_dim: int) -> tuple[BlockConfig, ...]:
         activation=keys.text("activation_function"),
     )
 
-    def block(scale: float | None) -> BlockConfig:
+    def block(scale: float) -> BlockConfig:
         attention = AttentionConfig(
-            embed_dim=embed_dim,
-            num_heads=num_heads,
-            mask=Causal(),
-            scale=scale,  # type: ignore[arg-type]  # None asks for the default
-            dropout_p=attention_dropout_p,
+            embed_dim=embed_dim, num_heads=num_heads, mask=Causal(), scale=scale, dropout_p=attention_dropout_p
         )
         return BlockConfig(attention=attention, feed_forward=feed_forward, norm_eps=norm_eps, dropout_p=dropout_p)
 
-    first = block(None if keys.flag("scale_attn_weights") else 1.0)
+    scale = (embed_dim // num_heads) ** -0.5 if keys.flag("scale_attn_weights") else 1.0
     if not keys.flag("scale_attn_by_inverse_layer_idx"):
-        return (first,) * num_layers
-    return tuple(block(first.attention.scale / (index + 1)) for index in range(num_layers))
+        return (block(scale),) * num_layers
+    return tuple(block(scale / (index + 1)) for index in range(num_layers))

@@ -1,54 +1,26 @@
 """The attention of transformers' models on a tape: eager, and each kernel behind scaled_dot_product_attention."""
 
-from dataclasses import dataclass, field
+from dataclasses import replace
+from functools import partial
+from typing import Literal
 
 from headwise.config.attention import AttentionConfig
+from headwise.cost.step import heads
 from headwise.cost.step import operations as ops
-from headwise.cost.step.tape import Storage, Tape, Value
+from headwise.cost.step.autocast import cast, cast_inputs
+from headwise.cost.step.checkpointing import checkpointed
+from headwise.cost.step.run import HeadsConfig, Run
+from headwise.cost.step.sdpa import attend_by_products, attend_fused
+from headwise.cost.step.tape import Storage, Value
 from headwise.cost.workload import Workload
 from headwise.kernels import KernelChoice, MaskForm, SdpaCase, sdpa_kernel
-from headwise.masks.patterns import Full, Mask, SlidingWindow
+from headwise.masks.patterns import Full, SlidingWindow
+
+BiasKind = Literal["none", "constant", "learned"]
+SoftmaxDtype = Literal["float32", "given", "throughout"]
 
 
-@dataclass
-class Run:
-    """One forward pass on a tape: the tape, the workload, and what all layers share.
-
-    `masks`: the mask tensor for each structural mask, None where the kernel needs none. `held`: what the body's own
-    variables keep alive until it returns. `cached`: keys and values that a prefill leaves behind. `layer`: the name of
-    the layer that runs.
-    """
-
-    tape: Tape
-    workload: Workload
-    model_type: str
-    layer: str = ""
-    masks: dict[Mask, Storage | None] = field(default_factory=dict)
-    cosine: Value | None = None
-    sine: Value | None = None
-    held: list[Storage] = field(default_factory=list)
-    cached: list[Storage] = field(default_factory=list)
-
-    def leave_body(self) -> None:
-        """Drop what only the body's variables held, as when it returns."""
-        self.held.clear()
-        self.masks.clear()
-
-    def cache(self, x: Value) -> Value:
-        """Copy keys or values into the cache that a prefill leaves behind; training has none."""
-        if self.workload.phase == "train":
-            return x
-        kept = self.tape.new(f"cached {x.storage.record.name}", x.shape, layout="heads")
-        self.cached.append(kept)
-        return Value(x.shape, kept)
-
-    def dropout(self, name: str, x: Value, p: float) -> Value:
-        """Drop with probability p where the workload has dropout."""
-        is_active = self.workload.phase == "train" and self.workload.dropout
-        return ops.dropout(name, x, p if is_active else 0.0, device=self.workload.device)
-
-
-def make_mask(run: Run, config: AttentionConfig) -> Storage | None:
+def make_mask(run: Run, config: HeadsConfig) -> Storage | None:
     """Make the mask tensor that transformers hands to every layer; None where the kernel's own causal flag does.
 
     Texts are taken as full: a padding mask would add one.
@@ -58,7 +30,7 @@ def make_mask(run: Run, config: AttentionConfig) -> Storage | None:
         return None
     if run.workload.attention == "eager":
         is_allowed = run.tape.new("attention mask, bool", (1, 1, seq, seq), "bool")
-        mask = run.tape.new("attention mask", (batch, 1, seq, seq))
+        mask = run.tape.new("attention mask", (batch, 1, seq, seq), run.workload.weight_dtype)
         del is_allowed
         return mask
     if is_windowed(config, run.workload):
@@ -66,30 +38,28 @@ def make_mask(run: Run, config: AttentionConfig) -> Storage | None:
     return None
 
 
-def is_windowed(config: AttentionConfig, workload: Workload) -> bool:
+def is_windowed(config: HeadsConfig, workload: Workload) -> bool:
     """Tell whether transformers hands sdpa a mask tensor: a window that hides a key."""
     return isinstance(config.mask, SlidingWindow) and workload.seq >= config.mask.window_size
 
 
-def is_causal(config: AttentionConfig, workload: Workload) -> bool:
+def is_causal(config: HeadsConfig, workload: Workload) -> bool:
     """Tell whether queries see earlier keys only, where there is more than one query."""
     return not isinstance(config.mask, Full) and workload.seq > 1
 
 
-def choose_kernel(
-    config: AttentionConfig, workload: Workload, *, compute_capability: tuple[int, int] = (8, 0)
-) -> tuple[KernelChoice, bool]:
+def choose_kernel(config: HeadsConfig, workload: Workload, *, bias: BiasKind = "none") -> tuple[KernelChoice, bool]:
     """Return the kernel of sdpa that transformers' call for a layer gets, and whether it is called with grouped heads.
 
     Grouped heads reach torch as they are where there is no mask tensor and the head sizes allow it; else transformers
-    repeats keys and values first.
+    repeats keys and values first. `bias`: what is added to the scores, in place of a mask (T5).
     """
-    has_mask = is_windowed(config, workload)
+    has_mask = bias != "none" or is_windowed(config, workload)
     is_grouped = config.queries_per_kv > 1 and not has_mask and config.head_dim == config.v_head_dim <= 256
     mask_form: MaskForm = "bool" if has_mask else "causal" if is_causal(config, workload) else "none"
     case = SdpaCase(
         device=workload.device,
-        dtype="float32",
+        dtype=workload.autocast_dtype or workload.weight_dtype,
         head_dim=config.head_dim,
         v_head_dim=config.v_head_dim,
         mask=mask_form,
@@ -98,62 +68,123 @@ def choose_kernel(
         requires_grad=workload.phase == "train",
         query_len=workload.seq,
         key_len=workload.seq,
-        compute_capability=compute_capability,
+        compute_capability=workload.compute_capability,
+        mask_dims=4,
+        mask_requires_grad=bias == "learned",
     )
     return sdpa_kernel(case), is_grouped
 
 
-def dropout_of(config: AttentionConfig, workload: Workload) -> float:
+def dropout_of(config: HeadsConfig, workload: Workload) -> float:
     """Return the probability with which weights are dropped in this workload."""
     return config.dropout_p if workload.phase == "train" and workload.dropout else 0.0
 
 
-def attend(run: Run, config: AttentionConfig, query: Value, key: Value, value: Value) -> tuple[Value, Value | None]:
-    """Attend, and bring the heads together: the output (B, T, H * V), and the weights where eager gives them."""
-    dropout_p = dropout_of(config, run.workload)
+def attend(
+    run: Run,
+    config: HeadsConfig,
+    query: Value,
+    key: Value,
+    value: Value,
+    *,
+    softmax: SoftmaxDtype = "float32",
+    bias: Value | None = None,
+) -> tuple[Value, Value | None]:
+    """Attend, and bring the heads together: the output (B, T, H * V), and the weights where eager gives them.
+
+    Args:
+        run, config: of the layer.
+        query, key, value: of each head, (B, H, T, D).
+        softmax: the dtype of eager attention's softmax: "float32", then cast to the queries'; "given", that of the
+            scores, then cast to the values'; "throughout", that of the scores, and not cast.
+        bias: what is added to the scores (T5), (1, H, T, S).
+    """
+    inputs = (query, key, value) if bias is None else (query, key, value, bias)
+    if run.workload.checkpoint != "selective":
+        return _attend(run, config, softmax, *inputs)
+    own = replace(run, masks={config.mask: run.masks.get(config.mask)}, held=[])  # the body may have returned
+    return checkpointed(run.tape, partial(_attend, own, config, softmax), *inputs)
+
+
+def _attend(
+    run: Run,
+    config: HeadsConfig,
+    softmax: SoftmaxDtype,
+    query: Value,
+    key: Value,
+    value: Value,
+    bias: Value | None = None,
+) -> tuple[Value, Value | None]:
     if run.workload.attention == "eager":
-        return _attend_eagerly(run, config, query, key, value, dropout_p)
+        return _attend_eagerly(run, config, query, key, value, softmax, bias)
+    kind: BiasKind = "none" if bias is None else "constant" if bias.node is None else "learned"
+    choice, is_grouped = choose_kernel(config, run.workload, bias=kind)
     groups = config.queries_per_kv
-    has_mask = run.masks[config.mask] is not None
-    choice, is_grouped = choose_kernel(config, run.workload)
-    kernel = choice.name
-    if groups > 1 and not is_grouped:
-        key = ops.repeat_heads("key of each head", key, groups)
-        value = ops.repeat_heads("value of each head", value, groups)
-    batch, seq = run.workload.batch, run.workload.seq
-    mask = run.tape.new("attention mask", (batch, 1, seq, seq)) if has_mask else None
-    if kernel == "math":
-        if not has_mask and is_causal(config, run.workload):
-            mask = run.tape.new("causal mask", (seq, seq))
-        output = _attend_by_products(run, query, key, value, groups if is_grouped else 1, mask, dropout_p)
+    if not is_grouped:
+        repeat = heads.show_to_heads if choice.is_fused else heads.repeat_heads
+        key, value = repeat("key of each head", key, groups), repeat("value of each head", value, groups)
+        groups = 1
+    mask = _make_call_mask(run, config, query, bias)
+    query, key, value, *rest = cast_inputs(
+        "scaled_dot_product_attention", query, key, value, *(() if mask is None else (mask,))
+    )
+    mask = rest[0] if rest else None
+    if choice.name == "math":
+        output = attend_by_products(
+            query,
+            key,
+            value,
+            mask,
+            is_causal=is_causal(config, run.workload),
+            groups=groups,
+            dropout_p=dropout_of(config, run.workload),
+        )
     else:
-        output = ops.fused_attention(query, key, value, mask, kernel=kernel)
-    return ops.merge_heads("attention output, heads merged", output), None
+        capability = run.workload.compute_capability
+        output = attend_fused(query, key, value, mask, kernel=choice.name, compute_capability=capability)
+    return heads.merge_heads("attention output, heads merged", output), None
+
+
+def _make_call_mask(run: Run, config: HeadsConfig, query: Value, bias: Value | None) -> Value | None:
+    """Make what one call of sdpa gets as its mask: numbers to be added to the scores."""
+    tape = run.tape
+    if bias is None and run.masks.get(config.mask) is None:
+        return None
+    if bias is None:
+        batch, _, seq, _ = query.shape
+        return Value((batch, 1, seq, seq), tape.new("attention mask", (batch, 1, seq, seq), query.dtype))
+    layout = bias.storage.layout
+    if is_causal(config, run.workload):
+        allowed = tape.new("allowed pairs", (1, 1, *bias.shape[2:]), "bool")
+        bias = tape.apply("bias of allowed pairs", bias.shape, fresh=(bias,), kept=(allowed,), layout=layout)
+    if layout == "heads" or bias.shape[2:] == (1, 1):
+        return bias
+    return tape.apply("bias, contiguous", bias.shape, passed=(bias,), layout="heads")
 
 
 def _attend_eagerly(
-    run: Run, config: AttentionConfig, query: Value, key: Value, value: Value, dropout_p: float
+    run: Run,
+    config: HeadsConfig,
+    query: Value,
+    key: Value,
+    value: Value,
+    softmax: SoftmaxDtype,
+    bias: Value | None,
 ) -> tuple[Value, Value]:
-    key = ops.repeat_heads("key of each head", key, config.queries_per_kv)
-    value = ops.repeat_heads("value of each head", value, config.queries_per_kv)
-    weights = ops.scores(query, key)
-    weights = ops.scale("attention scores, scaled", weights)
-    if run.masks[config.mask] is not None:
-        weights = ops.shift("attention scores, masked", weights)
-    weights = ops.softmax("attention weights", weights)
-    weights = ops.dropout("attention weights", weights, dropout_p, device=run.workload.device)
-    output = ops.mix_values(weights, value)
-    return ops.merge_heads("attention output, heads merged", output), weights
-
-
-def _attend_by_products(
-    run: Run, query: Value, key: Value, value: Value, groups: int, mask: Storage | None, dropout_p: float
-) -> Value:
-    """The "math" kernel: it scales query and key by the square root each, and adds the mask in place."""
-    query = ops.scale("query, scaled", query)
-    key = ops.repeat_heads("key of each head", key, groups)
-    value = ops.repeat_heads("value of each head", value, groups)
-    weights = ops.scores(query, ops.scale("key, scaled", key))
-    weights = ops.softmax("attention weights", weights)
-    weights = ops.dropout("attention weights", weights, dropout_p, device=run.workload.device)
-    return ops.mix_values(weights, value)
+    key = heads.repeat_heads("key of each head", key, config.queries_per_kv)
+    value = heads.repeat_heads("value of each head", value, config.queries_per_kv)
+    weights = ops.scale("attention scores, scaled", heads.scores(query, key))
+    if isinstance(config, AttentionConfig) and config.softcap is not None:
+        weights = ops.scale("attention scores over the cap", weights)
+        weights = ops.tanh("attention scores, tanh", weights)
+        weights = ops.scale("attention scores, capped", weights)
+    if bias is not None:
+        weights = ops.add("attention scores, biased", weights, bias)
+    mask = run.masks.get(config.mask)
+    if mask is not None:
+        weights = ops.shift("attention scores, masked", weights, mask)
+    weights = ops.softmax("attention weights", weights, "float32" if softmax == "float32" else None)
+    weights = cast(weights, {"float32": query.dtype, "given": value.dtype, "throughout": None}[softmax])
+    weights = ops.dropout("attention weights", weights, dropout_of(config, run.workload))
+    output = heads.mix_values(weights, value)
+    return heads.merge_heads("attention output, heads merged", output), weights

@@ -3,31 +3,57 @@
 All sizes follow from the number of (token, expert) pairs, whatever the router decides.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable
 
 from headwise.config.model import FeedForwardConfig
 from headwise.cost.step import operations as ops
+from headwise.cost.step.autocast import cast, dtype_under_autocast
+from headwise.cost.step.run import Weights
 from headwise.cost.step.tape import Storage, Value
 
+Router = Callable[[Value, FeedForwardConfig, Value], tuple[Value, ...]]
+"""(tokens, config, weight of the router) -> the share of each chosen expert, and what else the router returns."""
 
-def mix_experts(x: Value, config: FeedForwardConfig, weights: Mapping[str, Value]) -> Value:
+
+def mix_experts(x: Value, config: FeedForwardConfig, weights: Weights, route: Router) -> Value:
     """Route every token to its experts and add up their answers: (B, T, E) -> (B, T, E)."""
     batch, seq, width = x.shape
     x = ops.view(x, (batch * seq, width))
-    _scores, shares, _experts = _route(x, config, weights["router weight"])
+    shares, *_held = route(x, config, weights["router weight"])
     return ops.view(_run_experts(x, config, weights, shares), (batch, seq, width))
 
 
-def _route(x: Value, config: FeedForwardConfig, weight: Value) -> tuple[Value, Value, Storage]:
-    """Choose experts for each token, and the share of each in the answer (their chances, scaled to add up to 1)."""
-    tape = x.storage.tape
-    tokens, num_active = x.shape[0], config.num_active_experts
+def route_by_softmax(x: Value, config: FeedForwardConfig, weight: Value) -> tuple[Value, ...]:
+    """Choose by the largest chances, and scale those to add up to 1 (Mixtral)."""
     scores = ops.linear("router scores", x, weight)
-    chances = ops.softmax("router chances", scores)
-    experts = tape.new("experts of each token", (tokens, num_active), "int64")
-    chosen = tape.apply("chances of the chosen", (tokens, num_active), fresh=(chances,), kept=(experts,))
-    sums = tape.apply("sum of the chosen chances", (tokens, 1), fresh=(chosen,))
-    before = tape.new("chances of the chosen, before scaling", (tokens, num_active))  # scaled in place: a copy is kept
+    chances = ops.softmax("router chances", cast(scores, "float32"))
+    return *_choose(chances, config.num_active_experts), scores
+
+
+def route_by_softmax_and_cast(x: Value, config: FeedForwardConfig, weight: Value) -> tuple[Value, ...]:
+    """The same, with shares cast to the dtype of the scores (Qwen)."""
+    scores = ops.linear("router scores", x, weight)
+    shares, experts = _choose(ops.softmax("router chances", scores, "float32"), config.num_active_experts)
+    return cast(shares, scores.dtype), experts, scores
+
+
+def route_by_sigmoid(x: Value, config: FeedForwardConfig, weight: Value) -> tuple[Value, ...]:
+    """Choose by sigmoids of scores in float32, scale them to add up to 1, then by a constant (DeepSeek V3)."""
+    scores = ops.linear("router scores", cast(x, "float32"), cast(weight, "float32"))
+    chances = ops.activation("router chances", scores, "sigmoid")
+    shares, experts = _choose(chances, config.num_active_experts)
+    return ops.scale("shares of the chosen, scaled", shares), experts, scores
+
+
+def _choose(chances: Value, num_active: int) -> tuple[Value, Value]:
+    """Take the chances of the experts that were chosen for each token, and scale them to add up to 1, in place."""
+    tape = chances.storage.tape
+    tokens = chances.shape[0]
+    experts = Value((tokens, num_active), tape.new("experts of each token", (tokens, num_active), "int64"))
+    chosen = tape.apply("chances of the chosen", experts.shape, fresh=(chances,), kept=(experts.storage,))
+    dtype = dtype_under_autocast(tape, "sum")
+    sums = tape.apply("sum of the chosen chances", (tokens, 1), fresh=(chosen,), dtype=dtype)
+    before = tape.new("chances of the chosen, before scaling", chosen.shape, chosen.dtype)  # in place: a copy is kept
     shares = tape.apply(
         "shares of the chosen",
         chosen.shape,
@@ -36,10 +62,10 @@ def _route(x: Value, config: FeedForwardConfig, weight: Value) -> tuple[Value, V
         storage=chosen.storage,
         scratch=(chosen.shape,),
     )
-    return scores, shares, experts
+    return shares, experts
 
 
-def _run_experts(x: Value, config: FeedForwardConfig, weights: Mapping[str, Value], shares: Value) -> Value:
+def _run_experts(x: Value, config: FeedForwardConfig, weights: Weights, shares: Value) -> Value:
     tape = x.storage.tape
     tokens, width = x.shape
     pairs = tokens * config.num_active_experts
@@ -58,10 +84,10 @@ def _run_experts(x: Value, config: FeedForwardConfig, weights: Mapping[str, Valu
     answers = ops.multiply("weighted answers", answers, ops.view(share, (pairs, 1)))
     way_back = tape.new("way back to the tokens", (pairs,), "int64")
     answers = tape.apply("answers by token", (pairs, width), fresh=(answers,), kept=(way_back,))
-    return tape.apply("sum of the experts", (tokens, width), fresh=(answers,))
+    return cast(tape.apply("sum of the experts", (tokens, width), fresh=(answers,)), x.dtype)
 
 
-def _feed_forward(x: Value, config: FeedForwardConfig, weights: Mapping[str, Value], ends: Storage) -> Value:
+def _feed_forward(x: Value, config: FeedForwardConfig, weights: Weights, ends: Storage) -> Value:
     both = _grouped("gate and up", x, weights["gate_up_proj weight"], 2 * config.hidden_dim, ends)
     gate, up = ops.split(both, 2 * [config.hidden_dim])
     del both
@@ -72,5 +98,6 @@ def _feed_forward(x: Value, config: FeedForwardConfig, weights: Mapping[str, Val
 
 def _grouped(name: str, x: Value, weight: Value, outputs: int, ends: Storage) -> Value:
     """One product for all experts: rows up to each expert's end with that expert's weight; keeps its input."""
+    x = cast(x, weight.dtype)
     kept = (x.storage, weight.storage, ends)
     return x.storage.tape.apply(name, (x.shape[0], outputs), fresh=(x, weight), kept=kept)

@@ -1,35 +1,56 @@
 """Operations on a tape: what each operation of torch 2.13 allocates, keeps for backward, and needs while it goes back.
 
-Each function stands for one call that transformers' models make, at float32. What is kept is what torch keeps, tensor
-by tensor: a product keeps its factors, a linear layer its input, a softmax its output, a dropout its mask.
+Each function stands for one call that models make. What is kept is what torch keeps, tensor by tensor: a product keeps
+its factors, a linear layer its input, a softmax its output, a dropout its mask. Dtypes follow torch too: of its inputs,
+the wider one where two meet, and autocast's where it is on.
 """
 
 from collections.abc import Sequence
 
-from headwise.cost.step.tape import Shape, Storage, Value
+from headwise.cost.step.autocast import cast, cast_inputs, dtype_under_autocast, promote
+from headwise.cost.step.tape import Node, Shape, Storage, Value
 
 
 def linear(name: str, x: Value, weight: Value, bias: Value | None = None, *, outputs: int | None = None) -> Value:
     """`x @ weight.T + bias`; keeps x. With `outputs`, the weight is (inputs, outputs) and `x @ weight + bias`."""
     is_turned = outputs is None
-    inputs = (x, weight) if bias is None else (x, weight, bias)
-    layouts = ("same", "turned" if is_turned else "same", "same")[: len(inputs)]
+    inputs = cast_inputs("linear", *((x, weight) if bias is None else (x, weight, bias)))
+    is_flattened = len(x.shape) > 2
+    layouts = ("view" if is_flattened else "same", "turned" if is_turned else "same", "same")[: len(inputs)]
     shape = (*x.shape[:-1], weight.shape[0] if outputs is None else outputs)
-    kept = (x.storage, weight.storage)
+    kept = factors(inputs[0], inputs[1])
     return x.storage.tape.apply(name, shape, fresh=inputs, kept=kept, needs_dense=True, gradient_layouts=layouts)
+
+
+def convolve(name: str, x: Value, weight: Value, bias: Value, shape: Shape) -> Value:
+    """Apply a convolution, viewed in `shape`; keeps x."""
+    x, weight, bias = cast_inputs("conv", x, weight, bias)
+    return x.storage.tape.apply(name, shape, fresh=(x, weight, bias), kept=(x.storage, weight.storage))
 
 
 def embedding(name: str, table: Value, ids: Storage, shape: Shape) -> Value:
     """Rows of a table; keeps the ids."""
-    return table.storage.tape.apply(name, shape, fresh=(table,), kept=(ids,))
+    tape = table.storage.tape
+    rows = tape.apply(name, shape, fresh=(table,), kept=(ids,))
+    if tape.embeddings_learn and table.node is None and table.storage.record.name == "token table":
+        rows.node = Node(name, shape, tape.owner, kept=(rows.storage,))  # a leaf lives as long as the graph
+    return rows
 
 
 def add(name: str, a: Value, b: Value) -> Value:
     """`a + b`; keeps nothing. A smaller `b` is spread over `a`, and its gradient is summed."""
-    tape = a.storage.tape
-    if b.shape == a.shape:
-        return tape.apply(name, a.shape, passed=(a, b))
-    return tape.apply(name, a.shape, passed=(a,), fresh=(b,))
+    dtype = promote(a, b)
+    passed = [one for one in (a, b) if one.shape == a.shape and one.dtype == dtype]
+    fresh = [one for one in (a, b) if one not in passed]
+    return a.storage.tape.apply(name, a.shape, passed=passed, fresh=fresh, dtype=dtype, layout=a.storage.layout)
+
+
+def subtract(name: str, a: Value, b: Value) -> Value:
+    """`a - b`, of equal shapes; keeps nothing."""
+    dtype = promote(a, b)
+    passed = [a] if a.dtype == dtype else []
+    fresh = [one for one in (a, b) if one not in passed]
+    return a.storage.tape.apply(name, a.shape, passed=passed, fresh=fresh, dtype=dtype, layout=a.storage.layout)
 
 
 def scale(name: str, x: Value) -> Value:
@@ -37,47 +58,54 @@ def scale(name: str, x: Value) -> Value:
     return x.storage.tape.apply(name, x.shape, fresh=(x,), layout=x.storage.layout)
 
 
-def shift(name: str, x: Value) -> Value:
-    """`x` plus a number or a tensor that does not learn; keeps nothing."""
-    return x.storage.tape.apply(name, x.shape, passed=(x,), layout=x.storage.layout)
+def shift(name: str, x: Value, other: Storage | None = None) -> Value:
+    """`x` plus a number, or plus a tensor that does not learn; keeps nothing."""
+    tape = x.storage.tape
+    dtype = x.dtype if other is None else promote(x, Value(x.shape, other))
+    if dtype == x.dtype:
+        return tape.apply(name, x.shape, passed=(x,), layout=x.storage.layout)
+    return tape.apply(name, x.shape, fresh=(x,), dtype=dtype, layout=x.storage.layout)
+
+
+def fill(name: str, x: Value, mask: Storage) -> Value:
+    """`x` with a number where a mask says so; keeps the mask."""
+    return x.storage.tape.apply(name, x.shape, fresh=(x,), kept=(mask,), layout=x.storage.layout)
 
 
 def multiply(name: str, a: Value, b: Value) -> Value:
     """`a * b`; each factor is kept for the other's gradient. A smaller `b` is spread over `a`."""
-    kept = tuple(other.storage for one, other in ((a, b), (b, a)) if one.node is not None)
+    dtype = promote(a, b)
+    kept = factors(a, b)
+    # The products with the gradient are as large and as wide as the result, before they are summed or cast.
     scratch = (a.shape,) if b.node is not None and b.shape != a.shape else ()
-    return a.storage.tape.apply(name, a.shape, fresh=(a, b), kept=kept, scratch=scratch, layout=a.storage.layout)
+    return a.storage.tape.apply(
+        name, a.shape, fresh=(a, b), kept=kept, dtype=dtype, scratch=scratch, layout=a.storage.layout
+    )
 
 
-def layer_norm(name: str, x: Value, weight: Value, bias: Value) -> Value:
-    """Layer normalisation over the last dimension; keeps x and the mean and inverse deviation of each row."""
-    tape = x.storage.tape
-    rows = (*x.shape[:-1], 1)
-    kept = (x.storage, tape.new(f"{name} mean", rows), tape.new(f"{name} inverse deviation", rows))
-    return tape.apply(name, x.shape, fresh=(x, weight, bias), kept=kept, needs_dense=True)
+def power(name: str, x: Value) -> Value:
+    """`x` to the power of a number; keeps x."""
+    (x,) = cast_inputs("pow", x)
+    return x.storage.tape.apply(name, x.shape, fresh=(x,), kept=(x.storage,), scratch=(x.shape, x.shape))
 
 
-def rms_norm(name: str, x: Value, weight: Value) -> Value:
-    """Root-mean-square normalisation as transformers writes it: five operations, three kept tensors."""
-    tape = x.storage.tape
-    rows = (*x.shape[:-1], 1)
-    squares = tape.apply(f"{name} squares", x.shape, fresh=(x,), kept=(x.storage,), scratch=(x.shape, x.shape))
-    mean = tape.apply(f"{name} mean square", rows, fresh=(squares,))
-    del squares
-    shifted = shift(f"{name} mean square, shifted", mean)
-    inverse = tape.apply(f"{name} inverse root", rows, fresh=(shifted,), keeps_result=True, scratch=(rows, rows))
-    del shifted
-    normed = multiply(f"{name} before weight", x, inverse)
-    del inverse
-    return multiply(name, normed, weight)
+def mean(name: str, x: Value) -> Value:
+    """Mean over the last dimension, which stays with length 1; keeps nothing."""
+    return x.storage.tape.apply(name, (*x.shape[:-1], 1), fresh=(x,))
 
 
-def dropout(name: str, x: Value, p: float, *, device: str) -> Value:
+def inverse_root(name: str, x: Value) -> Value:
+    """`1 / sqrt(x)`; keeps its result."""
+    (x,) = cast_inputs("rsqrt", x)
+    return x.storage.tape.apply(name, x.shape, fresh=(x,), keeps_result=True, scratch=(x.shape, x.shape))
+
+
+def dropout(name: str, x: Value, p: float) -> Value:
     """Dropout. On CPU the mask is a tensor of x's dtype, on CUDA of bytes; p = 0 does nothing."""
     if p == 0:
         return x
     tape = x.storage.tape
-    dtype = "float32" if device == "cpu" else "bool"
+    dtype = x.dtype if tape.device == "cpu" else "bool"
     mask = tape.new(f"{name} dropout mask", x.shape, dtype, layout=x.storage.layout)
     return tape.apply(f"{name} after dropout", x.shape, fresh=(x,), kept=(mask,), layout=x.storage.layout)
 
@@ -86,33 +114,36 @@ def activation(name: str, x: Value, kind: str) -> Value:
     """The feed-forward's non-linearity; a fused one keeps x, the tanh form written out ("gelu_new") four tensors."""
     if kind == "gelu_new":
         return _written_out_gelu(name, x)
-    tape = x.storage.tape
     if kind in ("relu", "tanh", "sigmoid"):
-        return tape.apply(name, x.shape, fresh=(x,), keeps_result=True)
-    return tape.apply(name, x.shape, fresh=(x,), kept=(x.storage,))
+        return x.storage.tape.apply(name, x.shape, fresh=(x,), keeps_result=True)
+    return x.storage.tape.apply(name, x.shape, fresh=(x,), kept=(x.storage,))
 
 
 def _written_out_gelu(name: str, x: Value) -> Value:
-    tape = x.storage.tape
     half = scale(f"{name} half", x)
-    cube = tape.apply(f"{name} cube", x.shape, fresh=(x,), kept=(x.storage,), scratch=(x.shape, x.shape))
-    inner = scale(f"{name} scaled cube", cube)
-    del cube
+    inner = scale(f"{name} scaled cube", power(f"{name} cube", x))
     inner = add(f"{name} polynomial", x, inner)
     inner = scale(f"{name} argument", inner)
-    inner = tape.apply(f"{name} tanh", x.shape, fresh=(inner,), keeps_result=True)
+    inner = tanh(f"{name} tanh", inner)
     inner = shift(f"{name} one plus tanh", inner)
     return multiply(name, half, inner)
 
 
-def softmax(name: str, x: Value) -> Value:
-    """Softmax over the last dimension; keeps its result."""
-    return x.storage.tape.apply(name, x.shape, fresh=(x,), keeps_result=True, layout=x.storage.layout)
+def softmax(name: str, x: Value, dtype: str | None = None) -> Value:
+    """Softmax over the last dimension, in x's dtype or another; keeps its result.
+
+    CUDA's kernel reads float16 and writes float32; everywhere else x is cast first.
+    """
+    tape = x.storage.tape
+    dtype = dtype or dtype_under_autocast(tape, "softmax") or x.dtype
+    if tape.device == "cpu" or (x.dtype, dtype) != ("float16", "float32"):
+        x = cast(x, dtype)
+    return tape.apply(name, x.shape, fresh=(x,), dtype=dtype, keeps_result=True, layout=x.storage.layout)
 
 
 def tanh(name: str, x: Value) -> Value:
     """Hyperbolic tangent; keeps its result."""
-    return x.storage.tape.apply(name, x.shape, fresh=(x,), keeps_result=True)
+    return x.storage.tape.apply(name, x.shape, fresh=(x,), keeps_result=True, layout=x.storage.layout)
 
 
 def view(x: Value, shape: Shape, *, copied_layouts: frozenset[str] = frozenset()) -> Value:
@@ -122,121 +153,63 @@ def view(x: Value, shape: Shape, *, copied_layouts: frozenset[str] = frozenset()
     )
 
 
+def join(name: str, *parts: Value) -> Value:
+    """Parts side by side in the last dimension; backward hands each a view of its part of the gradient."""
+    first = parts[0]
+    dtype = promote(*parts)
+    return first.storage.tape.apply(
+        name,
+        (*first.shape[:-1], sum(part.shape[-1] for part in parts)),
+        passed=[part for part in parts if part.dtype == dtype],
+        fresh=[part for part in parts if part.dtype != dtype],
+        dtype=dtype,
+        layout="heads" if len(first.shape) == 4 else "tokens",
+    )
+
+
+def cut(x: Value, width: int) -> Value:
+    """A view of a part of the last dimension; backward puts its gradient into a new tensor of zeros."""
+    layout = "heads" if len(x.shape) == 4 else "tokens"
+    return x.storage.tape.apply(
+        x.storage.record.name, (*x.shape[:-1], width), fresh=(x,), storage=x.storage, gradient_layouts=(layout,)
+    )
+
+
+def lay_out_heads(name: str, x: Value) -> Value:
+    """Bring (B, H, T, D) in memory into the order of its dimensions: a copy where it is in that of tokens."""
+    if len(x.shape) < 4 or x.storage.layout == "heads" or 1 in x.shape[1:3]:
+        return x
+    return x.storage.tape.apply(f"{name}, contiguous", x.shape, passed=(x,), layout="heads")
+
+
+def first_token(x: Value) -> Value:
+    """View the first token of each text, (B, T, E) -> (B, E); backward puts its gradient into a tensor of zeros."""
+    shape = (x.shape[0], *x.shape[2:])
+    return x.storage.tape.apply(x.storage.record.name, shape, fresh=(x,), storage=x.storage)
+
+
 def split(x: Value, widths: Sequence[int]) -> list[Value]:
     """Views of parts of the last dimension; backward joins their gradients in one new tensor."""
-    whole = x.storage.tape.apply(x.storage.record.name, x.shape, fresh=(x,), storage=x.storage)
+    layout = "heads" if len(x.shape) == 4 else "tokens"
+    whole = x.storage.tape.apply(
+        x.storage.record.name, x.shape, fresh=(x,), storage=x.storage, gradient_layouts=(layout,)
+    )
     return [Value((*x.shape[:-1], width), x.storage, whole.node, slot) for slot, width in enumerate(widths)]
 
 
-def split_heads(x: Value, num_heads: int, head_dim: int) -> Value:
-    """View (B, T, H * D) as (B, H, T, D)."""
-    batch, seq = x.shape[:2]
-    copied = {"heads"} if num_heads > 1 and seq > 1 else set()
-    return view(
-        x,
-        (batch, num_heads, seq, head_dim),
-        copied_layouts=frozenset(copied | ({"columns"} if batch > 1 else set())),
+def split_rows(x: Value, rows: int) -> list[Value]:
+    """Views of as many rows at a time; backward joins their gradients in one new tensor."""
+    layout = "heads" if len(x.shape) == 4 else "tokens"
+    whole = x.storage.tape.apply(
+        x.storage.record.name, x.shape, fresh=(x,), storage=x.storage, gradient_layouts=(layout,)
     )
+    lengths = [min(rows, x.shape[0] - start) for start in range(0, x.shape[0], rows)]
+    return [Value((length, *x.shape[1:]), x.storage, whole.node, slot) for slot, length in enumerate(lengths)]
 
 
-def merge_heads(name: str, x: Value) -> Value:
-    """Bring (B, H, T, D) to (B, T, H * D): a view where tokens come first in memory, else a copy."""
-    batch, heads, seq, dim = x.shape
-    shape = (batch, seq, heads * dim)
-    if x.storage.layout == "tokens" or heads == 1 or seq == 1:
-        return view(x, shape)
-    return x.storage.tape.apply(name, shape, passed=(x,))
-
-
-def _stack_heads(name: str, x: Value) -> Value:
-    """Bring (B, H, T, D) to a stack of B * H matrices: a copy unless batch and heads lie in memory as one dimension."""
-    batch, heads, _, _ = x.shape
-    if x.storage.layout == "heads" or batch == 1 or heads == 1:
-        return x
-    return x.storage.tape.apply(f"{name} copy", x.shape, passed=(x,), layout="heads")
-
-
-def scores(query: Value, key: Value) -> Value:
-    """`query @ key.T` for each head; keeps both, stacked."""
-    query, key = _stack_heads("query", query), _stack_heads("key", key)
-    shape = (*query.shape[:3], key.shape[2])
-    return query.storage.tape.apply(
-        "attention scores",
-        shape,
-        fresh=(query, key),
-        kept=(query.storage, key.storage),
-        layout="heads",
-        gradient_layouts=("heads", "columns"),
-    )
-
-
-def mix_values(weights: Value, value: Value) -> Value:
-    """`weights @ value` for each head; keeps both."""
-    value = _stack_heads("value", value)
-    batch, heads, seq, _ = weights.shape
-    copied = frozenset({"tokens"} if batch > 1 and heads > 1 and seq > 1 else ())
-    shape = (*weights.shape[:3], value.shape[3])
-    tape = weights.storage.tape
-    mixed = tape.apply(
-        "attention output",
-        shape,
-        fresh=(weights, value),
-        kept=(weights.storage, value.storage),
-        layout="heads",
-        gradient_layouts=("heads", "heads"),
-    )
-    return view(mixed, shape, copied_layouts=copied)
-
-
-def repeat_heads(name: str, x: Value, times: int) -> Value:
-    """Copy each key/value head for every query head that reads it."""
-    if times == 1:
-        return x
-    batch, heads, seq, dim = x.shape
-    return x.storage.tape.apply(
-        name, (batch, heads * times, seq, dim), fresh=(x,), layout="heads", gradient_layouts=("heads",)
-    )
-
-
-def rotate(name: str, x: Value, cosine: Value, sine: Value) -> Value:
-    """Rotary positions: `x * cos + rotate_half(x) * sin`; keeps cos and sin alone."""
-    tape = x.storage.tape
-    half = (*x.shape[:-1], x.shape[-1] // 2)
-    straight = multiply(f"{name} times cosine", x, cosine)
-    first = _slice(x, half)
-    second = _slice(x, half)
-    negated = scale(f"{name} half, negated", second)
-    turned = tape.apply(f"{name}, halves swapped", x.shape, passed=(negated, first), layout="heads")
-    del negated
-    turned = multiply(f"{name} times sine", turned, sine)
-    return tape.apply(f"{name}, rotated", x.shape, passed=(straight, turned), layout=x.storage.layout)
-
-
-def _slice(x: Value, shape: Shape) -> Value:
-    return x.storage.tape.apply(
-        x.storage.record.name, shape, fresh=(x,), storage=x.storage, gradient_layouts=("heads",)
-    )
-
-
-def fused_attention(query: Value, key: Value, value: Value, mask: Storage | None, *, kernel: str) -> Value:
-    """A fused kernel: keeps query, key, value, mask, its output and one logsumexp per row; never the scores."""
-    tape = query.storage.tape
-    batch, heads, seq, _ = query.shape
-    # The memory-efficient kernel works on 32 rows at a time and rounds its logsumexp up to them.
-    rows = -(-seq // 32) * 32 if kernel == "efficient" else seq
-    logsumexp = tape.new("attention logsumexp", (batch, heads, rows))
-    kept = [query.storage, key.storage, value.storage, logsumexp]
-    if kernel != "flash_cpu":
-        kept += [tape.new(f"attention random {part}", (), "int64") for part in ("seed", "offset")]
-    if mask is not None:
-        kept.append(mask)
-    return tape.apply(
-        "attention output",
-        (batch, heads, seq, value.shape[3]),
-        fresh=(query, key, value),
-        kept=kept,
-        keeps_result=True,
-    )
+def factors(a: Value, b: Value) -> tuple[Storage, ...]:
+    """What a product keeps: each factor, if the other one needs a gradient."""
+    return tuple(other.storage for one, other in ((a, b), (b, a)) if one.node is not None)
 
 
 def total(name: str, x: Value) -> Value:

@@ -1,144 +1,107 @@
 """play_step: one step of a model on a tape, from its weights to its optimizer."""
 
-from collections.abc import Mapping, Sequence
-from math import prod
+from collections.abc import Sequence
+from dataclasses import replace
 
 from headwise.config.model import BlockConfig, ModelConfig
-from headwise.cost.step import operations as ops
-from headwise.cost.step.attention import Run, make_mask
-from headwise.cost.step.models import FAMILIES, normalise, project
-from headwise.cost.step.tape import Record, Shape, Storage, Tape, Value
+from headwise.cost.step.attention import make_mask
+from headwise.cost.step.autocast import autocasting
+from headwise.cost.step.autograd import play_backward
+from headwise.cost.step.checkpointing import checkpointed
+from headwise.cost.step.head import play_head
+from headwise.cost.step.inputs import make_buffers, make_inputs
+from headwise.cost.step.lora import require_adapters
+from headwise.cost.step.loss import chunked_cross_entropy, cross_entropy, require_scores, total
+from headwise.cost.step.models import family_of
+from headwise.cost.step.optimizers import play_optimizer, require_optimizer
+from headwise.cost.step.run import Family, Run, Weights, heads_of
+from headwise.cost.step.tape import Storage, Tape, Value
 from headwise.cost.step.weights import ModelWeights
 from headwise.cost.workload import Workload
-from headwise.errors import UnsupportedError
 
 LOSS = "loss"
-OPTIMIZER_STEP = "optimizer step"
+
+MASKS_BY_POSITION = ("bart", "gpt2", "t5")
+"""Models that hand a layer its mask by position: a checkpoint saves it, else the layer's closure holds it."""
 
 
 def play_step(config: ModelConfig, blocks: Sequence[BlockConfig], workload: Workload) -> Tape:
     """Play a training step in its steady state, or a prefill, of `config` with these blocks for its own.
 
-    The loss is the sum of the last hidden state, or of the scores where a head stands on top. Gradients are absent at
-    the start (`zero_grad(set_to_none=True)`), optimizer states present.
+    The loss "sum" is that of the last hidden state, or of the scores where a head stands on top. Gradients are absent
+    at the start (`zero_grad(set_to_none=True)`), optimizer states present. With accumulation it is the last of the
+    passes, at whose start all gradients are present, and the optimizer's step.
 
     Raises:
-        UnsupportedError: the config's `model_type` is not among those whose forward pass is known.
+        UnsupportedError: the config's `model_type` is not among those whose forward pass is known, or torch has no such
+            optimizer.
+        ConfigError: the loss needs a head that the config has not, or a target of `lora` is no projection of it.
     """
-    if config.model_type not in FAMILIES:
-        raise UnsupportedError(
-            f"memory is predicted for model_type {', '.join(FAMILIES)}; got {config.model_type!r}: measure the module"
-        )
-    tape = Tape(grad_enabled=workload.phase == "train")
+    family = family_of(config, workload)
+    require_scores(config, workload)
+    require_optimizer(workload)
+    is_training = workload.phase == "train"
+    tape = Tape(grad_enabled=is_training, device=workload.device, lora=workload.lora if is_training else None)
+    tape.embeddings_learn = tape.lora is not None and workload.checkpoint == "full"
     tape.begin("forward: embeddings")
-    weights = ModelWeights(tape, config, blocks)
+    weights = ModelWeights(tape, config, blocks, family, workload.weight_dtype)
+    require_adapters(tape, weights.layers)
     with tape.owned_by("inputs"):
-        ids = tape.new("token ids", (workload.batch, workload.seq), "int64", kind="input")
-        buffers = _make_buffers(tape, config)
-    loss = _play_forward(tape, config, blocks, workload, weights, ids, buffers)
+        inputs = make_inputs(tape, config, workload)
+        ids_shape = (workload.batch, workload.seq)
+        labels = tape.new("labels", ids_shape, "int64", kind="input") if workload.loss != "sum" else None
+        buffers = make_buffers(tape, config, family)
+    # What the run holds is free when the forward pass returns, so nothing here may hold the run.
+    loss = _play_forward(Run(tape, workload, family, weights.encoder), config, blocks, weights, inputs, labels, buffers)
     if loss is not None:
-        tape.backward(loss)
-        _play_optimizer(tape, workload)
+        play_backward(tape, loss, accumulates=workload.accumulation > 1)
+        play_optimizer(tape, workload)
     return tape
 
 
-def _make_buffers(tape: Tape, config: ModelConfig) -> dict[str, Value]:
-    """Make the tensors that the model holds besides its weights."""
-    shapes: dict[str, tuple[Shape, str]] = {}
-    if config.model_type == "bert":
-        shapes = dict.fromkeys(("position ids", "token types"), ((1, config.max_positions), "int64"))
-    elif config.blocks[0].attention.position is not None:
-        half = (config.blocks[0].attention.head_dim // 2,)
-        shapes = dict.fromkeys(("rotary frequencies", "original rotary frequencies"), (half, "float32"))
-    if config.model_type == "gemma":
-        shapes["embedding scale"] = ((), "float32")
-    return {name: Value(shape, tape.new(name, shape, dtype, kind="input")) for name, (shape, dtype) in shapes.items()}
-
-
 def _play_forward(
-    tape: Tape,
+    run: Run,
     config: ModelConfig,
     blocks: Sequence[BlockConfig],
-    workload: Workload,
     weights: ModelWeights,
-    ids: Storage,
-    buffers: Mapping[str, Value],
+    inputs: Weights,
+    labels: Storage | None,
+    buffers: Weights,
 ) -> Value | None:
-    family = FAMILIES[config.model_type]
-    run = Run(tape, workload, config.model_type)
-    with tape.owned_by("embeddings"):
-        x = family.embed(run, config, weights.top, ids, buffers)
-        for block in blocks:
-            if block.attention.mask not in run.masks:
-                run.masks[block.attention.mask] = make_mask(run, block.attention)
-    for index, block in enumerate(blocks):
-        tape.begin(f"forward: layer {index}")
-        run.layer = f"layer {index}"
-        x = family.layer(run, block, weights.layers[index], x)
-    tape.begin("forward: head")
-    with tape.owned_by("head"):
-        result = _play_head(run, config, weights.top, x)
-    del x
-    tape.begin(LOSS)
-    if workload.phase == "prefill":
-        return None
-    with tape.owned_by("head"):
-        return ops.total("loss", result[0])
+    tape, workload, family = run.tape, run.workload, run.family
+    with autocasting(tape, workload.autocast_dtype):
+        with tape.owned_by("embeddings"):
+            x = family.embed(run, config, weights.top, inputs, buffers)
+            for attention in map(heads_of, blocks):
+                if attention.mask not in run.masks:
+                    run.masks[attention.mask] = make_mask(run, attention)
+        if workload.checkpoint == "full" and config.model_type in MASKS_BY_POSITION:
+            for mask in filter(None, run.masks.values()):
+                mask.record.is_kept = tape.grad_enabled
+        for index, block in enumerate(blocks):
+            tape.begin(f"forward: layer {index}")
+            run.layer = f"layer {index}"
+            x = _play_layer(run, family, block, weights.layers[index], x)
+        tape.begin("forward: head")
+        with tape.owned_by("head"):
+            result = play_head(run, config, weights.top, x)
+        del x
+        tape.begin(LOSS)
+        if workload.phase == "prefill":
+            return None
+        with tape.owned_by("head"):
+            if labels is None:
+                return total(result[0])
+            if workload.loss == "cross_entropy":
+                return cross_entropy(config, result[0], labels)
+            return chunked_cross_entropy(config, result[0], weights.top, labels)
 
 
-def _play_head(run: Run, config: ModelConfig, weights: Mapping[str, Value], x: Value) -> tuple[Value, ...]:
-    """Return what the loss reads, then what else the model returns."""
-    head = config.head
-    if config.final_norm:
-        x = normalise("last hidden state", x, weights, "final norm", adds_one=config.model_type == "gemma")
-    pooled = None
-    if config.pooler:
-        batch, _, width = x.shape
-        pooled = ops.tanh("pooled state", project("pooler output", ops.view(x, (batch, width)), weights, "pooler"))
-    run.leave_body()
-    if head is None:
-        return (x,) if pooled is None else (x, pooled)
-    states = x if head.per_token or pooled is None else pooled
-    if head.transform:
-        states = project("transform output", states, weights, "transform")
-        states = ops.activation("transform, active", states, config.blocks[0].feed_forward.activation)
-        states = normalise("transform, normed", states, weights, "transform norm")
-    states = run.dropout("head input", states, head.dropout_p)
-    return (project("output scores", states, weights, "output"),)
-
-
-def _play_optimizer(tape: Tape, workload: Workload) -> None:
-    """Play the optimizer's step: AdamW works tensor by tensor on CPU, on all tensors at once on CUDA."""
-    tape.begin(OPTIMIZER_STEP)
-    if workload.optimizer == "sgd":
-        return
-    trained = {(gradient.record.owner, gradient.record.name) for gradient in tape.gradients}
-    parameters = [
-        record
-        for record in tape.records
-        if record.kind == "parameter" and (record.owner, f"gradient of {record.name}") in trained
-    ]
-    roots: list[Storage] = []
-    for parameter in parameters:
-        with tape.owned_by(parameter.owner):
-            roots.append(tape.new(f"root of the second moment of {parameter.name}", parameter.shape))
-            if workload.device == "cpu":
-                # The denominator of the parameter before is held until this one takes its name.
-                _denominator = tape.new(f"denominator of the update of {parameter.name}", parameter.shape)
-                roots.clear()
-
-
-def optimizer_records(gradient: Record, optimizer: str) -> list[Record]:
-    """Return the states that an optimizer holds for the parameter of this gradient, from before the step."""
-    if optimizer == "sgd":
-        return []
-    name = gradient.name.removeprefix("gradient of ")
-    shapes: tuple[tuple[str, Shape], ...] = (
-        ("first moment", gradient.shape),
-        ("second moment", gradient.shape),
-        ("step count", ()),
-    )
-    return [
-        Record(f"{kind} of {name}", "optimizer", shape, "float32", gradient.owner, 4 * prod(shape), 0)
-        for kind, shape in shapes
-    ]
+def _play_layer(run: Run, family: Family, block: BlockConfig, weights: Weights, x: Value) -> Value:
+    if run.workload.checkpoint != "full":
+        return family.layer(run, block, weights, x)
+    # When the layer runs again, the body has returned, and the layer alone holds its mask and angles.
+    mask = heads_of(block).mask
+    own = replace(run, masks={mask: run.masks[mask]}, held=[])
+    with run.tape.owned_by(run.layer):
+        return checkpointed(run.tape, lambda hidden: family.layer(own, block, weights, hidden), x)

@@ -2,12 +2,10 @@
 
 A forward pass is written in Python as a model is, on `Value`s instead of tensors. Lives need no bookkeeping: a `Value`
 holds its `Storage`, an operation that needs a tensor for backward holds its storage too, and a storage is freed when
-Python drops the last hold, just as in torch. `backward` then plays the autograd engine: newest operation first, kept
-tensors dropped as soon as their operation is done, gradients of a tensor with several readers summed in place where
-nothing else holds them.
+Python drops the last hold, just as in torch. `autograd` then plays the way back.
 """
 
-import heapq
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,12 +13,14 @@ from dataclasses import dataclass, field
 from math import prod
 
 from headwise.cost.results import Kind
+from headwise.cost.workload import Lora
 
 BYTES_OF_DTYPE = {
     "float32": 4,
     "bfloat16": 2,
     "float16": 2,
     "int64": 8,
+    "uint64": 8,
     "int32": 4,
     "int8": 1,
     "uint8": 1,
@@ -48,7 +48,7 @@ class Record:
 class Storage:
     """Memory of one tensor and all its views; alive for as long as something holds this object."""
 
-    __slots__ = ("is_expanded", "layout", "num_buffers", "record", "tape")
+    __slots__ = ("is_expanded", "is_view", "layout", "num_buffers", "record", "tape")
 
     def __init__(self, tape: "Tape", record: Record, layout: str, is_expanded: bool):
         self.tape = tape
@@ -56,6 +56,7 @@ class Storage:
         self.layout = layout
         self.is_expanded = is_expanded
         self.num_buffers = 0  # gradients in flight that are this storage
+        self.is_view = False  # a gradient that is a view of this storage is not added to in place
 
     def __del__(self) -> None:
         self.tape._free(self.record)
@@ -76,9 +77,9 @@ class Edge:
     layout: str
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Node:
-    """An operation as backward sees it. Without edges it is a leaf: the parameter that the gradient belongs to.
+    """An operation as backward sees it. Without edges it is a leaf, mostly a parameter: the gradient is its own.
 
     Args:
         name, shape, owner: of the result.
@@ -89,6 +90,9 @@ class Node:
         scratch: shapes of what its backward needs while it runs.
         needs_dense: its backward copies a gradient that is one number spread out.
         copied_layouts: orders in memory in which its backward copies the gradient before it passes it on.
+        dtype: of a parameter.
+        is_view: the result is a view of the input, and so is the gradient of the result's.
+        frame: the checkpointed part of the forward pass that must run again before `kept` is there.
     """
 
     name: str
@@ -101,6 +105,10 @@ class Node:
     scratch: tuple[Shape, ...] = ()
     needs_dense: bool = False
     copied_layouts: frozenset[str] = frozenset()
+    dtype: str = ""
+    is_view: bool = False
+    workspace_bytes: int = 0
+    frame: "Frame | None" = None
 
 
 @dataclass(eq=False, slots=True)
@@ -121,13 +129,26 @@ class Value:
         return self.storage.record.dtype
 
 
+class Frame(ABC):
+    """A part of the forward pass that keeps nothing and runs again in backward (see `checkpointing`)."""
+
+    @abstractmethod
+    def take(self, node: Node, kept: tuple[Storage, ...]) -> None:
+        """Take note of an operation that ran inside, and of what it would keep."""
+
+    @abstractmethod
+    def recompute(self) -> None:
+        """Run the part again, unless it has run, and hand its operations what they keep."""
+
+
 @dataclass(slots=True)
 class Stretch:
-    """A part of the step, with the most bytes alive in it and the tick when they were."""
+    """A part of the step, with the most bytes alive in it, the tick when they were, and that of its beginning."""
 
     label: str
     peak_bytes: int
     peak_tick: int
+    begin_tick: int
 
 
 @dataclass
@@ -136,9 +157,22 @@ class Tape:
 
     Args:
         grad_enabled: whether operations are remembered for backward (False in a prefill).
+        device: whose kernels run ("cpu" or "cuda"); operations differ.
+        autocast_dtype: the dtype to which autocast casts products now, or None where it is off.
+        weight_casts: what autocast has cast of the weights, kept for further readers while it is on.
+        lora: adapters that learn in place of the weights, or None.
+        embeddings_learn: frozen token embeddings pass for a leaf that needs a gradient, as transformers makes them
+            where it checkpoints.
+        frame: the checkpointed part of the forward pass that is running, or None.
     """
 
     grad_enabled: bool = True
+    device: str = "cpu"
+    autocast_dtype: str | None = None
+    weight_casts: "dict[Storage, Value]" = field(default_factory=dict)
+    lora: Lora | None = None
+    embeddings_learn: bool = False
+    frame: Frame | None = None
     records: list[Record] = field(default_factory=list)
     stretches: list[Stretch] = field(default_factory=list)
     gradients: list[Storage] = field(default_factory=list)
@@ -150,14 +184,16 @@ class Tape:
 
     def begin(self, label: str) -> None:
         """Begin the next stretch of the step."""
-        self.stretches.append(Stretch(label, self.current_bytes, self.tick))
+        self.stretches.append(Stretch(label, self.current_bytes, self.tick, self.tick))
 
     @contextmanager
     def owned_by(self, owner: str) -> Iterator[None]:
         """Give what is made inside to this owner."""
         before, self.owner = self.owner, owner
-        yield
-        self.owner = before
+        try:
+            yield
+        finally:
+            self.owner = before
 
     def new(
         self,
@@ -185,9 +221,12 @@ class Tape:
         record.freed = self.tick
         self.current_bytes -= record.bytes
 
-    def parameter(self, name: str, shape: Shape, dtype: str = "float32", *, is_frozen: bool = False) -> Value:
-        """Allocate a weight, which learns unless it is frozen."""
-        node = Node(name, shape, self.owner) if self.grad_enabled and not is_frozen else None
+    def parameter(
+        self, name: str, shape: Shape, dtype: str = "float32", *, is_frozen: bool = False, is_adapter: bool = False
+    ) -> Value:
+        """Allocate a weight, which learns unless it is frozen: where there are adapters, they alone learn."""
+        learns = self.grad_enabled and not is_frozen and (self.lora is None or is_adapter)
+        node = Node(name, shape, self.owner, dtype=dtype) if learns else None
         return Value(shape, self.new(name, shape, dtype, kind="parameter"), node)
 
     def apply(
@@ -201,7 +240,9 @@ class Tape:
         dtype: str | None = None,
         storage: Storage | None = None,
         keeps_result: bool = False,
+        keeps_statistics: bool = False,
         scratch: Sequence[Shape] = (),
+        workspace_bytes: int = 0,
         needs_dense: bool = False,
         layout: str = "tokens",
         gradient_layouts: Sequence[str] = (),
@@ -218,15 +259,16 @@ class Tape:
             dtype: of the result. Default: that of the first input.
             storage: memory of the result where it is a view; None = new memory.
             keeps_result: backward needs the result too.
+            keeps_statistics: some of `kept` is made by the operation itself, together with the result.
             scratch: shapes of what backward needs while it runs.
+            workspace_bytes: bytes that its kernel takes for itself in backward.
             needs_dense: backward copies a gradient that is a single number spread out.
             layout: order of the result in memory: "tokens" (B, T, H, D), "heads" (B, H, T, D).
             gradient_layouts: order of each fresh gradient in memory; also "columns" (B, H, D, T), "turned" (a weight
-                used as its transpose) and "same" (as the result's own gradient, the default).
+                used as its transpose), "same" (as the result's own gradient, the default) and "view" (the same, but a
+                view, as of an input that is flattened first).
             copied_layouts: orders in which a gradient that is passed on must be copied first.
         """
-        if storage is None:
-            storage = self.new(name, shape, dtype or next(iter((*fresh, *passed))).dtype, layout=layout)
         layouts = gradient_layouts or ("same",) * len(fresh)
         edges = tuple(
             Edge(value.node, value.slot, value.shape, value.dtype, is_passed, edge_layout)
@@ -234,92 +276,30 @@ class Tape:
             for value, edge_layout in zip(values, edge_layouts, strict=True)
             if value.node is not None
         )
-        if not edges:
-            return Value(shape, storage)
-        held = (*kept, storage) if keeps_result else tuple(kept)
-        for one in held:
-            one.record.is_kept = True
-        self.num_nodes += 1
-        node = Node(
-            name,
-            shape,
-            self.owner,
-            self.stretches[-1].label,
-            self.num_nodes,
-            edges,
-            held,
-            tuple(scratch),
-            needs_dense,
-            copied_layouts,
-        )
+        node = None
+        if edges:
+            self.num_nodes += 1
+            label = self.stretches[-1].label
+            node = Node(
+                name, shape, self.owner, label, self.num_nodes, edges, (), tuple(scratch), needs_dense, copied_layouts
+            )
+            node.is_view = storage is not None
+            node.workspace_bytes = workspace_bytes
+            if not (keeps_result or keeps_statistics):
+                self._keep(node, tuple(kept))
+        if storage is None:
+            storage = self.new(name, shape, dtype or next(iter((*fresh, *passed))).dtype, layout=layout)
+        if node is not None and (keeps_result or keeps_statistics):
+            self._keep(node, (*kept, storage) if keeps_result else tuple(kept))
         return Value(shape, storage, node)
 
-    def backward(self, loss: Value) -> None:
-        """Play the autograd engine from a loss of one number; leaves the gradients of parameters alive."""
-        assert loss.node is not None, "the loss depends on a parameter"
-        self.first_backward_tick = self.tick
-        waiting = _count_readers(loss.node)
-        flows: dict[Node, dict[int, Storage]] = {}
-        first = self.new("gradient of the loss", (), loss.dtype, is_expanded=True)
-        self._add(flows, Edge(loss.node, 0, (), loss.dtype, True, "same"), first)
-        del first
-        ready = [(-loss.node.number, loss.node)]
-        while ready:
-            _, node = heapq.heappop(ready)
-            if node.stretch != self.stretches[-1].label.replace("backward", "forward"):
-                self.begin(node.stretch.replace("forward", "backward"))
-            self.owner = node.owner
-            outgoing = self._run(node, flows.pop(node))
-            while outgoing:
-                edge, storage = outgoing.pop(0)
-                self._add(flows, edge, storage)
-                del storage
-                waiting[edge.node] -= 1
-                if waiting[edge.node] == 0 and edge.node.edges:
-                    heapq.heappush(ready, (-edge.node.number, edge.node))
-                elif waiting[edge.node] == 0:
-                    self._keep_gradient(edge.node, flows.pop(edge.node)[0])
-
-    def _run(self, node: Node, flows: dict[int, Storage]) -> list[tuple[Edge, Storage]]:
-        """Run one operation backward: make its gradients, then drop what it kept and the gradients that came."""
-        for flow in flows.values():
-            flow.num_buffers -= 1  # one that is passed on is counted again where it arrives
-        gradient = next(iter(flows.values()))
-        dtype = gradient.record.dtype
-        scratch = [self.new(f"workspace of {node.name} backward", shape, dtype) for shape in node.scratch]
-        if node.needs_dense and gradient.is_expanded:
-            scratch.append(self.new(f"gradient of {node.name}, made dense", node.shape, dtype))
-        is_copied = gradient.layout in node.copied_layouts
-        outgoing: list[tuple[Edge, Storage]] = []
-        for edge in node.edges:
-            if edge.is_passed and not is_copied:
-                outgoing.append((edge, gradient))
-            else:
-                layout = gradient.layout if edge.layout == "same" else edge.layout
-                layout = "tokens" if is_copied else layout
-                outgoing.append((edge, self.new(f"gradient before {node.name}", edge.shape, edge.dtype, layout=layout)))
-        node.kept = ()
-        return outgoing
-
-    def _add(self, flows: dict[Node, dict[int, Storage]], edge: Edge, storage: Storage) -> None:
-        """Bring a gradient to its node; a second one is added in place if nothing else holds the first one's memory.
-
-        A "turned" gradient is a view whose base holds it too.
-        """
-        slots = flows.setdefault(edge.node, {})
-        before = slots.get(edge.slot)
-        if before is not None and before.num_buffers == 1 and before.layout != "turned":
+    def _keep(self, node: Node, kept: tuple[Storage, ...]) -> None:
+        if self.frame is not None:
+            self.frame.take(node, kept)
             return
-        if before is not None:
-            before.num_buffers -= 1
-            storage = self.new(f"sum of gradients of {edge.node.name}", edge.shape, edge.dtype, layout=before.layout)
-        storage.num_buffers += 1
-        slots[edge.slot] = storage
-
-    def _keep_gradient(self, parameter: Node, gradient: Storage) -> None:
-        record = gradient.record
-        record.name, record.owner, record.kind = f"gradient of {parameter.name}", parameter.owner, "gradient"
-        self.gradients.append(gradient)
+        node.kept = kept
+        for one in kept:
+            one.record.is_kept = True
 
     def lives(self) -> Iterator[tuple[Record, int, int | None]]:
         """Give each record that is alive at the worst instant of some stretch, with the first and last such stretch.
@@ -332,15 +312,3 @@ class Tape:
             last = None if record.freed is None else bisect_left(ticks, record.freed) - 1
             if born < len(ticks) and (last is None or born <= last):
                 yield record, born, last
-
-
-def _count_readers(root: Node) -> dict[Node, int]:
-    readers: dict[Node, int] = {root: 0}
-    todo = [root]
-    while todo:
-        for edge in todo.pop().edges:
-            if edge.node not in readers:
-                readers[edge.node] = 0
-                todo.append(edge.node)
-            readers[edge.node] += 1
-    return readers

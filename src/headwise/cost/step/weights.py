@@ -6,63 +6,89 @@ The order matters little: an optimizer that works tensor by tensor still holds s
 from collections.abc import Sequence
 
 from headwise.config.attention import AttentionConfig
-from headwise.config.model import BlockConfig, FeedForwardConfig, ModelConfig
+from headwise.config.latent import LatentAttentionConfig
+from headwise.config.model import BlockConfig, FeedForwardConfig, ModelConfig, PatchConfig
+from headwise.config.position import T5Bias
+from headwise.cost.step.lora import add_adapter
+from headwise.cost.step.run import Family
 from headwise.cost.step.tape import Shape, Tape, Value
 
 
 class ModelWeights:
-    """The weights of a model: `top` by name, `layers` one mapping by name for each block.
+    """The weights of a model: `top` by name, `layers` and `encoder` one mapping by name for each block.
 
     Args:
         tape: where they are allocated.
         config: the model.
         blocks: the layers to make, which may be fewer than the model's.
+        family: says in which order, and what is fused.
+        dtype: of the weights.
     """
 
-    def __init__(self, tape: Tape, config: ModelConfig, blocks: Sequence[BlockConfig]):
+    def __init__(self, tape: Tape, config: ModelConfig, blocks: Sequence[BlockConfig], family: Family, dtype: str):
         self.top: dict[str, Value] = {}
-        self.layers: list[dict[str, Value]] = []
         self._tape = tape
-        self._is_turned = config.model_type == "gpt2"  # its projections are (inputs, outputs)
+        self._dtype = dtype
+        self._family = family
+        norm = blocks[0].norm
         with tape.owned_by("embeddings"):
-            self._embeddings(config, blocks[0].norm)
-        for index, block in enumerate(blocks):
-            self.layers.append({})
-            self._layer(self.layers[index], config.model_type, block, f"layer {index}")
+            self._embeddings(config, norm)
+        self.encoder = self._encoder(config, norm)
+        self.layers = [self._layer(block, f"layer {index}") for index, block in enumerate(blocks)]
         with tape.owned_by("head"):
-            self._head(config, blocks[0].norm)
+            self._head(config, norm)
 
     def _embeddings(self, config: ModelConfig, norm: str) -> None:
+        width = config.embed_dim
+        if config.patches is not None:
+            self._patches(config.patches, width)
+            return
         for name, rows in (
             ("token table", config.vocab_size),
             ("position table", config.position_table_size),
             ("type table", config.num_token_types),
         ):
             if rows:
-                self.top[name] = self._tape.parameter(name, (rows, config.embed_dim))
+                self.top[name] = self._parameter(name, (rows, width))
         if config.embedding_norm:
-            self._norm(self.top, "norm", config.embed_dim, norm)
+            self._norm(self.top, "norm", width, norm)
 
-    def _layer(self, weights: dict[str, Value], model_type: str, block: BlockConfig, owner: str) -> None:
-        def attention_norm() -> None:
-            with self._tape.owned_by(f"{owner} attention"):
-                self._norm(weights, "attention norm", block.attention.embed_dim, block.norm)
+    def _patches(self, patches: PatchConfig, width: int) -> None:
+        """A convolution over patches, a learned class token, and a position for each token of the image."""
+        side = patches.patch_size
+        self.top["class token"] = self._parameter("class token", (1, 1, width))
+        self.top["position table"] = self._parameter("position table", (1, patches.num_tokens, width))
+        self.top["patch weight"] = self._parameter("patch weight", (width, patches.num_channels, side, side))
+        self.top["patch bias"] = self._parameter("patch bias", (width,))
 
-        if model_type == "gpt2":
-            attention_norm()
-        with self._tape.owned_by(f"{owner} attention"):
-            self._attention(weights, block.attention)
-        if model_type == "bert":
-            attention_norm()
-        with self._tape.owned_by(f"{owner} feed-forward"):
-            if model_type == "gpt2":
-                self._norm(weights, "feed-forward norm", block.attention.embed_dim, block.norm)
-            self._feed_forward(weights, block.feed_forward)
-        if model_type not in ("bert", "gpt2"):
-            attention_norm()
-        if model_type != "gpt2":
-            with self._tape.owned_by(f"{owner} feed-forward"):
-                self._norm(weights, "feed-forward norm", block.attention.embed_dim, block.norm)
+    def _encoder(self, config: ModelConfig, norm: str) -> list[dict[str, Value]]:
+        if config.encoder is None:
+            return []
+        layers = [self._layer(block, f"encoder layer {index}") for index, block in enumerate(config.encoder.blocks)]
+        with self._tape.owned_by("encoder"):
+            self._norm(self.top, "encoder final norm", config.embed_dim, norm)
+        return layers
+
+    def _layer(self, block: BlockConfig, owner: str) -> dict[str, Value]:
+        weights: dict[str, Value] = {}
+        for part in self._family.layer_weights:
+            branch = next(name for name in ("cross-attention", "attention", "feed-forward") if part.startswith(name))
+            if branch == "cross-attention" and block.cross_attention is None:
+                continue
+            with self._tape.owned_by(f"{owner} {branch}"):
+                if part.endswith("norm"):
+                    self._norm(weights, part, block.attention.embed_dim, block.norm)
+                elif part == "feed-forward":
+                    self._feed_forward(weights, block.feed_forward)
+                elif part == "cross-attention" and block.cross_attention is not None:
+                    own: dict[str, Value] = {}
+                    self._attention(own, block.cross_attention)
+                    weights |= {f"cross {name}": weight for name, weight in own.items()}
+                elif isinstance(block.attention, LatentAttentionConfig):
+                    self._latent_attention(weights, block.attention)
+                elif isinstance(block.attention, AttentionConfig):
+                    self._attention(weights, block.attention)
+        return weights
 
     def _attention(self, weights: dict[str, Value], config: AttentionConfig) -> None:
         has_bias, width = config.projection_bias is not False, config.embed_dim
@@ -71,26 +97,55 @@ class ModelWeights:
             ("k_proj", config.num_kv_heads * config.head_dim),
             ("v_proj", config.num_kv_heads * config.v_head_dim),
         )
-        if self._is_turned:
+        if "qkv_proj" in self._family.fused:
             projections = (("qkv_proj", sum(outputs for _, outputs in projections)),)
         for name, outputs in projections:
             self._linear(weights, name, width, outputs, bias=has_bias)
         concat_width = config.num_heads * config.v_head_dim
         self._linear(weights, "out_proj", concat_width, width, bias=config.projection_bias is True)
         if config.qk_norm:
-            self._norm(weights, "query norm", config.head_dim, "rmsnorm")
-            self._norm(weights, "key norm", config.head_dim, "rmsnorm")
+            is_whole = config.qk_norm_over == "projection"
+            for name, num_heads in (("query norm", config.num_heads), ("key norm", config.num_kv_heads)):
+                self._norm(weights, name, config.head_dim * (num_heads if is_whole else 1), "rmsnorm")
+        if isinstance(config.position, T5Bias) and config.position.owns_table:
+            shape = (config.position.num_buckets, config.num_heads)
+            weights["bias table weight"] = self._parameter("bias table weight", shape)
+
+    def _latent_attention(self, weights: dict[str, Value], config: LatentAttentionConfig) -> None:
+        width, heads, bias = config.embed_dim, config.num_heads, config.projection_bias
+        query_width = heads * config.head_dim
+        if config.q_lora_rank is None:
+            self._linear(weights, "q_proj", width, query_width, bias=False)
+        else:
+            self._linear(weights, "q_a_proj", width, config.q_lora_rank, bias=bias)
+            self._norm(weights, "latent query norm", config.q_lora_rank, "rmsnorm")
+            self._linear(weights, "q_b_proj", config.q_lora_rank, query_width, bias=False)
+        rank = config.kv_lora_rank
+        self._linear(weights, "kv_a_proj", width, rank + config.qk_rope_head_dim, bias=bias)
+        self._norm(weights, "latent norm", rank, "rmsnorm")
+        self._linear(weights, "kv_b_proj", rank, heads * (config.qk_nope_head_dim + config.v_head_dim), bias=False)
+        self._linear(weights, "out_proj", heads * config.v_head_dim, width, bias=bias)
 
     def _feed_forward(self, weights: dict[str, Value], config: FeedForwardConfig) -> None:
-        width, hidden, bias = config.embed_dim, config.hidden_dim, config.bias
-        if config.num_experts > 1:
-            self._linear(weights, "router", width, config.num_experts, bias=False)
-            for name, shape in (("gate_up_proj", (2 * hidden, width)), ("down_proj", (width, hidden))):
-                weights[f"{name} weight"] = self._tape.parameter(f"{name} weight", (config.num_experts, *shape))
+        width, hidden = config.embed_dim, config.hidden_dim
+        if config.num_experts == 1:
+            self._dense(weights, width, hidden, is_gated=config.gated, bias=config.bias)
             return
-        if config.gated:
-            self._linear(weights, "gate_proj", width, hidden, bias=bias)
-        self._linear(weights, "up_proj", width, hidden, bias=bias)
+        self._linear(weights, "router", width, config.num_experts, bias=False)
+        for name, shape in (("gate_up_proj", (2 * hidden, width)), ("down_proj", (width, hidden))):
+            weights[f"{name} weight"] = self._parameter(f"{name} weight", (config.num_experts, *shape))
+        if config.shared_hidden_dim:
+            own: dict[str, Value] = {}
+            self._dense(own, width, config.shared_hidden_dim, is_gated=True, bias=False)
+            weights |= {f"shared {name}": weight for name, weight in own.items()}
+
+    def _dense(self, weights: dict[str, Value], width: int, hidden: int, *, is_gated: bool, bias: bool) -> None:
+        if "gate_up_proj" in self._family.fused:
+            self._linear(weights, "gate_up_proj", width, 2 * hidden, bias=bias)
+        else:
+            if is_gated:
+                self._linear(weights, "gate_proj", width, hidden, bias=bias)
+            self._linear(weights, "up_proj", width, hidden, bias=bias)
         self._linear(weights, "down_proj", hidden, width, bias=bias)
 
     def _head(self, config: ModelConfig, norm: str) -> None:
@@ -102,14 +157,14 @@ class ModelWeights:
         if head is None:
             return
         if head.bias:
-            self.top["output bias"] = self._tape.parameter("output bias", (head.num_outputs,))
+            self.top["output bias"] = self._parameter("output bias", (head.num_outputs,))
         if head.transform:
             self._linear(self.top, "transform", width, width, bias=True)
             self._norm(self.top, "transform norm", width, norm)
         if head.tied:
             self.top["output weight"] = self.top["token table"]
         else:
-            self.top["output weight"] = self._tape.parameter("output weight", (head.num_outputs, width))
+            self.top["output weight"] = self._parameter("output weight", (head.num_outputs, width))
 
     def _linear(
         self,
@@ -120,12 +175,16 @@ class ModelWeights:
         *,
         bias: bool,
     ) -> None:
-        shape: Shape = (inputs, outputs) if self._is_turned else (outputs, inputs)
-        weights[f"{name} weight"] = self._tape.parameter(f"{name} weight", shape)
+        shape: Shape = (inputs, outputs) if self._family.weights_turned else (outputs, inputs)
+        weights[f"{name} weight"] = self._parameter(f"{name} weight", shape)
         if bias:
-            weights[f"{name} bias"] = self._tape.parameter(f"{name} bias", (outputs,))
+            weights[f"{name} bias"] = self._parameter(f"{name} bias", (outputs,))
+        add_adapter(self._tape, weights, name, inputs, outputs, self._dtype)
 
     def _norm(self, weights: dict[str, Value], name: str, width: int, kind: str) -> None:
-        weights[f"{name} weight"] = self._tape.parameter(f"{name} weight", (width,))
+        weights[f"{name} weight"] = self._parameter(f"{name} weight", (width,))
         if kind == "layernorm":
-            weights[f"{name} bias"] = self._tape.parameter(f"{name} bias", (width,))
+            weights[f"{name} bias"] = self._parameter(f"{name} bias", (width,))
+
+    def _parameter(self, name: str, shape: Shape) -> Value:
+        return self._tape.parameter(name, shape, self._dtype)

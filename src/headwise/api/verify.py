@@ -1,0 +1,122 @@
+"""The independent paths compared: closed form, trace and measurement of a small model of the same build."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from headwise.api.example import example_inputs
+from headwise.api.prediction import NO_CLOSED_FORM, predict
+from headwise.api.results import ComparedFigure, Verification
+from headwise.api.running import explained
+from headwise.api.subject import find_content
+from headwise.api.summary import summarise
+from headwise.api.tracing import with_modules_attention
+from headwise.config.huggingface import read_config
+from headwise.config.model import ModelConfig
+from headwise.cost.flop_counter import count_flops
+from headwise.cost.flops import forward_flops
+from headwise.cost.measure import measure_training_step
+from headwise.cost.module_parameters import count_module_parameters
+from headwise.cost.parameters import count_parameters
+from headwise.cost.trace import step_memory, trace_step
+from headwise.cost.trace_flops import trace_flops
+from headwise.cost.workload import Workload
+from headwise.errors import ModelError, UnknownArchitectureError
+from headwise.loading.module import build_module
+from headwise.loading.scaled import scale_down
+
+BATCH, SEQ = 3, 11  # a small step whose sizes cannot be taken for one another
+PEAK_TOLERANCE = 0.01  # the peak also holds what kernels take for themselves
+
+
+def verify(model: Any, **step: Any) -> Verification:
+    """Scale a model down, build it with random weights, and compare what the paths say of it.
+
+    Parameters, FLOPs and saved bytes must be equal; peaks within 1 %. The step runs on this machine's CPU.
+
+    Args:
+        model: a preset, a config.json or a checkpoint folder.
+        **step: fields of `Workload`; batch, length and device are this function's.
+
+    Raises:
+        ModelError: MODEL is no config that can be scaled down.
+        HeadwiseError: MODEL cannot be found or read, or its module cannot be built.
+    """
+    content = find_content(model)
+    if content is None:
+        raise ModelError(
+            "a model is verified on a small one of the same config, so MODEL must be a preset, a config.json or a "
+            "checkpoint folder"
+        )
+    name = os.fspath(model)
+    small = scale_down(content)
+    config, notes = _read(small, name)
+    seq = config.patches.num_tokens if config and config.patches else SEQ
+    workload = Workload(**{**step, "batch": BATCH, "seq": seq, "device": "cpu"})
+    with torch.random.fork_rng(devices=()), explained(name):
+        torch.manual_seed(0)
+        module = build_module(small, name=name, device="cpu")
+        if "attention" not in step:
+            workload = with_modules_attention(module, workload)
+        inputs = example_inputs(module, batch=BATCH, seq=seq)
+        measured = measure_training_step(module, inputs, workload=workload)
+        with torch.no_grad():
+            counted = count_flops(module.eval(), **inputs).dense
+    traced = step_memory(trace_step(module, inputs, workload))
+    predicted = predict(config, workload)
+    figures = (
+        _compare(
+            "parameters",
+            count_parameters(config).total if config else None,
+            None,
+            count_module_parameters(module).total,
+        ),
+        _compare(
+            "forward FLOPs, dense",
+            forward_flops(config, batch=BATCH, seq=seq).dense if config else None,
+            trace_flops(module, inputs).dense,
+            counted,
+        ),
+        _compare(
+            "bytes saved for backward",
+            predicted.saved_bytes if predicted else None,
+            traced.saved_bytes,
+            measured.saved_bytes,
+        ),
+        _compare(
+            "peak bytes of a step",
+            predicted.peak_bytes if predicted else None,
+            traced.peak_bytes,
+            measured.peak_bytes,
+            tolerance=PEAK_TOLERANCE,
+        ),
+    )
+    return Verification(
+        model=summarise(config, name=f"{name}, scaled down", source=name),
+        workload=workload,
+        figures=figures,
+        notes=notes if predicted or config is None else (*notes, NO_CLOSED_FORM.format(config.model_type)),
+    )
+
+
+def _read(content: Mapping[str, Any], name: str) -> tuple[ModelConfig | None, tuple[str, ...]]:
+    try:
+        return read_config(content, name=name), ()
+    except UnknownArchitectureError as error:
+        return None, (f"There is no closed form: {error}.",)
+
+
+def _compare(
+    what: str, closed_form: int | None, traced: int | None, measured: int, *, tolerance: float = 0.0
+) -> ComparedFigure:
+    others = [figure for figure in (closed_form, traced) if figure is not None]
+    return ComparedFigure(
+        what=what,
+        closed_form=closed_form,
+        traced=traced,
+        measured=measured,
+        tolerance=tolerance,
+        holds=all(abs(figure - measured) <= tolerance * measured for figure in others),
+    )

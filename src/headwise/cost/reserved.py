@@ -1,0 +1,74 @@
+"""predict_reserved: what torch's CUDA allocator holds from the driver for a step, replayed from its closed form.
+
+Derived, not measured: the tensors are those of the closed form, in the order in which the step makes and frees them.
+What kernels take for themselves is not among them.
+"""
+
+from collections.abc import Iterator
+
+from headwise.config.model import ModelConfig
+from headwise.cost.allocator import replay
+from headwise.cost.step.optimizers import OPTIMIZER_STEP, optimizer_states, trained_parameters
+from headwise.cost.step.play import play_step
+from headwise.cost.step.tape import Record, Tape
+from headwise.cost.workload import Workload
+from headwise.errors import UnsupportedError
+
+MAX_LAYERS = 200  # about 150,000 events, and a few seconds
+
+Event = tuple[tuple[int, int], int | None]
+"""A key (step, tensor) with bytes: it is allocated; with None: it is freed."""
+
+
+def predict_reserved(config: ModelConfig, workload: Workload) -> int:
+    """Return the most bytes that torch's allocator reserves in the first steps of a training, or in a prefill.
+
+    Args:
+        config: the model.
+        workload: on device "cuda".
+
+    Raises:
+        UnsupportedError: another device, or too many layers.
+    """
+    if workload.device != "cuda":
+        raise UnsupportedError(f"torch reserves memory on CUDA alone; got device {workload.device!r}")
+    return replay(step_events(config, workload)).reserved_peak_bytes
+
+
+def step_events(config: ModelConfig, workload: Workload) -> Iterator[Event]:
+    """Give the allocations and frees of two training steps in order, of every layer; of a prefill, those of one.
+
+    The first step makes the optimizer's states when it comes to the optimizer; the second one finds segments that the
+    first has cut, and may need more. Between them gradients are freed.
+
+    Raises:
+        UnsupportedError: the model has more than `MAX_LAYERS` layers.
+    """
+    if config.num_layers > MAX_LAYERS:
+        raise UnsupportedError(
+            f"allocations are listed for models of at most {MAX_LAYERS} layers; got {config.num_layers}: "
+            "predict_step gives the peak of any depth"
+        )
+    tape = play_step(config, config.blocks, workload)
+    states = [state for one in trained_parameters(tape) for state in optimizer_states(one, workload)]
+    num_steps = 2 if workload.phase == "train" else 1
+    for step in range(num_steps):
+        yield from _one_step(tape, step, states)
+
+
+def _one_step(tape: Tape, step: int, states: list[Record]) -> Iterator[Event]:
+    """Give the events of one step; parameters, buffers and states are made in the first one and stay."""
+    changes: list[tuple[int, int, bool]] = []
+    for index, record in enumerate(tape.records):
+        is_standing = record.kind in ("parameter", "input")
+        if not (is_standing and step):
+            changes.append((record.born, index, True))
+        if not is_standing:
+            changes.append((tape.tick + 1 if record.freed is None else record.freed, index, False))
+    first_work = next((one.begin_tick for one in tape.stretches if one.label == OPTIMIZER_STEP), tape.tick)
+    makes_states = step == 0
+    for tick, index, is_made in sorted(changes):
+        if makes_states and tick > first_work:
+            yield from (((-1, place), state.bytes) for place, state in enumerate(states))
+            makes_states = False
+        yield (step, index), tape.records[index].bytes if is_made else None

@@ -1,0 +1,95 @@
+"""Our own modules on a tape: `nn.Block`s between a token table (with learned positions or without) and a head."""
+
+from types import NoneType
+
+from headwise.config.attention import AttentionConfig
+from headwise.config.model import BlockConfig, FeedForwardConfig, ModelConfig
+from headwise.config.position import Rotary
+from headwise.cost.step import operations as ops
+from headwise.cost.step.autocast import cast
+from headwise.cost.step.heads import split_heads
+from headwise.cost.step.layers import normalise, project
+from headwise.cost.step.norms import rms_norm_of_torch
+from headwise.cost.step.own_attention import attend
+from headwise.cost.step.run import Family, Run, Weights, attention_of
+from headwise.cost.step.tape import Value
+
+
+def _embed(run: Run, config: ModelConfig, weights: Weights, inputs: Weights, buffers: Weights) -> Value:
+    batch, seq, width = run.workload.batch, run.workload.seq, config.embed_dim
+    x = ops.embedding("token embeddings", weights["token table"], inputs["token ids"].storage, (batch, seq, width))
+    if "position table" in weights:
+        position_ids = run.tape.new("position ids", (seq,), "int64")
+        positions = ops.embedding("position embeddings", weights["position table"], position_ids, (seq, width))
+        x = ops.add("embeddings", x, positions)
+    return run.dropout("embeddings", x, config.embedding_dropout_p)
+
+
+def _layer(run: Run, block: BlockConfig, weights: Weights, x: Value) -> Value:
+    is_pre = block.norm_placement == "pre"
+    with run.tape.owned_by(f"{run.layer} attention"):
+        seen = normalise(run, "attention input", x, weights, "attention norm") if is_pre else x
+        seen = _attention(run, attention_of(block), weights, seen)
+        seen = run.dropout("out_proj output", seen, block.dropout_p)
+        x = ops.add("residual after attention", x, seen)
+        x = x if is_pre else normalise(run, "attention output, normed", x, weights, "attention norm")
+    with run.tape.owned_by(f"{run.layer} feed-forward"):
+        thought = normalise(run, "feed-forward input", x, weights, "feed-forward norm") if is_pre else x
+        thought = _feed_forward(block.feed_forward, weights, thought)
+        thought = run.dropout("down_proj output", thought, block.dropout_p)
+        x = ops.add("residual after feed-forward", x, thought)
+        return x if is_pre else normalise(run, "feed-forward output, normed", x, weights, "feed-forward norm")
+
+
+def _attention(run: Run, config: AttentionConfig, weights: Weights, x: Value) -> Value:
+    query = split_heads(project("query", x, weights, "q_proj"), config.num_heads, config.head_dim)
+    key = split_heads(project("key", x, weights, "k_proj"), config.num_kv_heads, config.head_dim)
+    value = split_heads(project("value", x, weights, "v_proj"), config.num_kv_heads, config.v_head_dim)
+    if config.qk_norm:
+        query = normalise(run, "query, normed", query, weights, "query norm")
+        key = normalise(run, "key, normed", key, weights, "key norm")
+    if config.position is not None:
+        query, key = _rotate(run, "query", query), _rotate(run, "key", key)
+    return project("out_proj output", attend(run, config, query, key, value), weights, "out_proj")
+
+
+def _rotate(run: Run, name: str, x: Value) -> Value:
+    """Turn pairs in float32, by angles made for this call; keeps their cosines and sines."""
+    dtype, num_pairs = x.dtype, x.shape[-1] // 2
+    angles = (1, x.shape[2], num_pairs)
+    first, second = ops.split(cast(x, "float32"), (num_pairs, num_pairs))
+    cosine, sine = (Value(angles, run.tape.new(f"{part} of {name}", angles)) for part in ("cosines", "sines"))
+    turned = ops.subtract(
+        f"{name}, first of pairs",
+        ops.multiply(f"{name} first times cosine", first, cosine),
+        ops.multiply(f"{name} second times sine", second, sine),
+    )
+    other = ops.add(
+        f"{name}, second of pairs",
+        ops.multiply(f"{name} first times sine", first, sine),
+        ops.multiply(f"{name} second times cosine", second, cosine),
+    )
+    del first, second
+    return cast(ops.join(f"{name}, rotated", turned, other), dtype)
+
+
+def _feed_forward(config: FeedForwardConfig, weights: Weights, x: Value) -> Value:
+    hidden = project("up", x, weights, "up_proj")
+    activation = "gelu_pytorch_tanh" if config.activation == "gelu_new" else config.activation  # fused here
+    if config.gated:
+        active = ops.activation("gate, active", project("gate", x, weights, "gate_proj"), activation)
+        hidden = ops.multiply("feed-forward active", active, hidden)
+        del active
+    else:
+        hidden = ops.activation("feed-forward active", hidden, activation)
+    return project("down_proj output", hidden, weights, "down_proj")
+
+
+HEADWISE = Family(
+    _embed,
+    _layer,
+    ("attention", "attention norm", "feed-forward", "feed-forward norm"),
+    rms_norm=rms_norm_of_torch,
+    positions=(NoneType, Rotary),
+    norm_placements=("pre", "post"),
+)

@@ -1,0 +1,45 @@
+"""What a model reads and holds besides its weights, on a tape: token ids, pixels, and buffers."""
+
+from headwise.config.attention import AttentionConfig
+from headwise.config.latent import LatentAttentionConfig
+from headwise.config.model import ModelConfig
+from headwise.config.position import Rotary
+from headwise.cost.step.run import Family
+from headwise.cost.step.tape import Shape, Tape, Value
+from headwise.cost.workload import Workload
+
+
+def make_inputs(tape: Tape, config: ModelConfig, workload: Workload) -> dict[str, Value]:
+    """Make what the model is called with."""
+    if config.patches is not None:
+        side = config.patches.image_size
+        pixels = (workload.batch, config.patches.num_channels, side, side)
+        return _make(tape, {"pixels": (pixels, workload.weight_dtype)})
+    names = ("source ids", "token ids") if config.encoder is not None else ("token ids",)
+    return _make(tape, dict.fromkeys(names, ((workload.batch, workload.seq), "int64")))
+
+
+def make_buffers(tape: Tape, config: ModelConfig, family: Family) -> dict[str, Value]:
+    """Make the tensors that the model holds besides its weights."""
+    half = (_rotary_dim(config.blocks[0].attention) // 2,)
+    shapes: dict[str, tuple[Shape, str]] = {
+        "position ids": ((1, config.max_positions), "int64"),
+        "token types": ((1, config.max_positions), "int64"),
+        "rotary frequencies": (half, "float32"),
+        "original rotary frequencies": (half, "float32"),
+        "embedding scale": ((), "float32"),
+    }
+    return _make(tape, {name: shapes[name] for name in family.buffers})
+
+
+def _rotary_dim(attention: object) -> int:
+    """Return how many numbers of a head are turned."""
+    if isinstance(attention, LatentAttentionConfig):
+        return attention.qk_rope_head_dim
+    if isinstance(attention, AttentionConfig) and isinstance(attention.position, Rotary):
+        return attention.position.rotary_dim or attention.head_dim
+    return 0
+
+
+def _make(tape: Tape, shapes: dict[str, tuple[Shape, str]]) -> dict[str, Value]:
+    return {name: Value(shape, tape.new(name, shape, dtype, kind="input")) for name, (shape, dtype) in shapes.items()}

@@ -1,0 +1,164 @@
+"""RepeatedStep: the step of a deep model, from the play of few of its layers.
+
+Equal layers live alike, also where several kinds alternate. Of a cycle of layers that comes many times in a row, three
+are played (the first, one for all in between, the last), and the lives of the middle one's tensors are shifted to every
+cycle between.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from headwise.config.model import BlockConfig, ModelConfig
+from headwise.cost.results import Kind
+from headwise.cost.step.optimizers import optimizer_states, trained_parameters
+from headwise.cost.step.play import play_step
+from headwise.cost.step.tape import Record, Tape
+from headwise.cost.workload import Workload
+from headwise.errors import UnsupportedError
+
+MAX_PLAYED_LAYERS = 600  # about two seconds
+MAX_CYCLE = 16  # layers; in published models a cycle has at most 8
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One tensor of the played step: alive from moment `born` to moment `last`, None = to the end and on.
+
+    A tensor of a layer has the layer's number, and the rest of its owner's name in `part`.
+    """
+
+    name: str
+    kind: Kind
+    bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    owner: str
+    layer: int | None
+    part: str
+    born: int
+    last: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """A played moment: of a layer (`direction` 1 forward, -1 backward; `place` that of layer 0) or of none (0)."""
+
+    place: int
+    direction: int
+    layer: int
+
+
+class RepeatedStep:
+    """A played step, and how its lives repeat over the layers of the whole model.
+
+    Attributes:
+        lives: of every tensor that was played.
+        moments: names of all moments of the whole step.
+    """
+
+    def __init__(self, config: ModelConfig, workload: Workload):
+        blocks: list[BlockConfig] = []
+        self._shifts: list[range] = []  # by how many layers each played layer is shifted
+        place = 0
+        for cycle, times in find_cycles(config.blocks):
+            width, shift = len(cycle), place - len(blocks)
+            blocks += min(times, 3) * cycle
+            once = range(shift, shift + 1)
+            if times > 3:
+                last = shift + (times - 3) * width
+                middle = range(shift, last + 1, width)
+                self._shifts += [*width * [once], *width * [middle], *width * [range(last, last + 1)]]
+            else:
+                self._shifts += times * width * [once]
+            place += times * width
+        num_played = len(blocks) + (len(config.encoder.blocks) if config.encoder is not None else 0)
+        if num_played > MAX_PLAYED_LAYERS:
+            raise UnsupportedError(
+                f"memory is predicted for models with at most {MAX_PLAYED_LAYERS} layers that do not repeat (all of an "
+                f"encoder beside a decoder); got {num_played}: give a model of fewer layers"
+            )
+        tape = play_step(config, blocks, workload)
+        self.moments: tuple[str, ...] = ()  # set by the next line
+        self._played = list(self._repeat_moments(tape, config.num_layers))
+        self._first_layer = next(index for index, moment in enumerate(self._played) if moment.direction)
+        self.lives = list(_lives(tape, workload))
+
+    def shifts(self, layer: int | None) -> range:
+        """Return by how many layers a life is shifted to give each tensor that it stands for."""
+        return range(1) if layer is None else self._shifts[layer]
+
+    def span(self, layer: int | None, born: int, last: int | None, shift: int) -> tuple[int, int | None]:
+        """Return the moments from which, and before which, the life of a tensor of a layer lasts when it is shifted."""
+        # What belongs to no layer meets the first layers if it was made before them, else the last ones.
+        end = None if layer is not None else 0 if born < self._first_layer else -1
+        return self._place(born, shift, end), None if last is None else self._place(last, shift, end) + 1
+
+    def _place(self, played: int, shift: int, end: int | None) -> int:
+        moment = self._played[played]
+        if end is not None and moment.direction:
+            shift = self._shifts[moment.layer][end]
+        return moment.place + moment.direction * (moment.layer + shift)
+
+    def _repeat_moments(self, tape: Tape, num_layers: int) -> Iterator[_Moment]:
+        moments: list[str] = []
+        places: dict[str, int] = {}  # where layer 0 stands, forward and backward
+        for stretch in tape.stretches:
+            match = re.fullmatch(r"(forward|backward): layer (\d+)", stretch.label)
+            if match is None:
+                yield _Moment(len(moments), 0, 0)
+                moments.append(stretch.label)
+                continue
+            way, direction = match[1], 1 if match[1] == "forward" else -1
+            if way not in places:
+                places[way] = len(moments) + (0 if direction == 1 else num_layers - 1)
+                moments += [f"{way}: layer {layer}" for layer in range(num_layers)[::direction]]
+            yield _Moment(places[way], direction, int(match[2]))
+        self.moments = tuple(moments)
+
+
+def find_cycles(blocks: Sequence[BlockConfig]) -> list[tuple[list[BlockConfig], int]]:
+    """Cut a sequence of layers into cycles, each with how many times it comes in a row.
+
+    At every place the cycle is taken that leaves the fewest layers to play, or the layer alone.
+    """
+    numbers: dict[BlockConfig, int] = {}
+    distinct = {id(block): block for block in blocks}  # readers share one object among equal layers
+    by_object = {key: numbers.setdefault(block, len(numbers)) for key, block in distinct.items()}
+    kinds = [by_object[id(block)] for block in blocks]
+    cycles = []
+    place = 0
+    while place < len(kinds):
+        best, most_saved = (1, 1), 0
+        for width in range(1, MAX_CYCLE + 1):
+            end = place + width
+            while end < len(kinds) and kinds[end] == kinds[end - width]:
+                end += 1
+            times = (end - place) // width
+            if (times - 3) * width > most_saved:
+                best, most_saved = (width, times), (times - 3) * width
+        width, times = best
+        cycles.append((list(blocks[place : place + width]), times))
+        place += width * times
+    return cycles
+
+
+def _lives(tape: Tape, workload: Workload) -> Iterator[Life]:
+    for record, born, last in tape.lives():
+        yield _life(record, _kind(record, tape), born, last)
+    for parameter in trained_parameters(tape):
+        for record in optimizer_states(parameter, workload):
+            yield _life(record, "optimizer", 0, None)
+
+
+def _kind(record: Record, tape: Tape) -> Kind:
+    """Return the kind of a tensor; it is saved if an operation kept it and backward found it so."""
+    tick = tape.first_backward_tick
+    is_held = tick is None or (record.born <= tick and (record.freed is None or record.freed > tick))
+    return "saved" if record.kind == "temporary" and record.is_kept and is_held else record.kind
+
+
+def _life(record: Record, kind: Kind, born: int, last: int | None) -> Life:
+    match = re.match(r"layer (\d+)", record.owner)
+    layer, part = (int(match[1]), record.owner[match.end() :]) if match else (None, "")
+    return Life(record.name, kind, record.bytes, record.shape, record.dtype, record.owner, layer, part, born, last)

@@ -1,0 +1,117 @@
+"""Run: one forward pass on a tape, and Family: how the models of one implementation do it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from headwise.config.attention import AttentionConfig
+from headwise.config.latent import LatentAttentionConfig
+from headwise.config.model import BlockConfig, ModelConfig
+from headwise.config.position import Rotary
+from headwise.cost.step import operations as ops
+from headwise.cost.step.norms import rms_norm
+from headwise.cost.step.tape import Storage, Tape, Value
+from headwise.cost.workload import Workload
+from headwise.masks.patterns import Mask
+
+Weights = Mapping[str, Value]
+"""Tensors by name: weights of a layer or of what stands around the layers, inputs, buffers."""
+
+HeadsConfig = AttentionConfig | LatentAttentionConfig
+"""Kinds of layer that compute scores of pairs of tokens."""
+
+
+def heads_of(block: BlockConfig) -> HeadsConfig:
+    """Return a block's attention, which `family_of` has checked."""
+    assert isinstance(block.attention, HeadsConfig), "checked by family_of"
+    return block.attention
+
+
+def attention_of(block: BlockConfig) -> AttentionConfig:
+    """Return the attention of a block of a family without latent vectors, which `family_of` has checked."""
+    assert isinstance(block.attention, AttentionConfig), "checked by family_of"
+    return block.attention
+
+
+@dataclass(frozen=True)
+class Family:
+    """How one family of models embeds its tokens, runs a layer, and ends.
+
+    Args:
+        embed: (run, config, weights, inputs, buffers) -> hidden states (B, T, E).
+        layer: (run, block, weights, hidden states) -> hidden states.
+        layer_weights: the parts of a layer in the order in which the module lists their weights.
+        fused: projections that stand for several: "qkv_proj", "gate_up_proj".
+        weights_turned: weights of projections are (inputs, outputs), as GPT-2's.
+        rms_norm: (name, x, weight) -> the root-mean-square norm of x, as its module computes it.
+        rotates_in_float32: queries and keys are turned in float32 and cast back (OLMo 2).
+        has_sdpa: transformers has the family with attention "sdpa".
+        attention: kind of its attention layers.
+        positions: how its layers may know where a token is.
+        norm_placements: where the norms of its layers may stand.
+        tables: sizes of the config that it needs.
+        buffers: what a model holds besides its weights.
+        has_experts: its feed-forward may be a mixture of experts.
+        drops_last_state: dropout follows the final norm (T5).
+        drops_before_pooler: dropout precedes the pooler of a classifier (RoBERTa).
+    """
+
+    embed: Callable[["Run", ModelConfig, Weights, Weights, Weights], Value]
+    layer: Callable[["Run", BlockConfig, Weights, Value], Value]
+    layer_weights: tuple[str, ...]
+    fused: frozenset[str] = frozenset()
+    weights_turned: bool = False
+    rms_norm: Callable[[str, Value, Value], Value] = rms_norm
+    rotates_in_float32: bool = False
+    has_sdpa: bool = True
+    attention: type[HeadsConfig] = AttentionConfig
+    positions: tuple[type, ...] = (Rotary,)
+    norm_placements: tuple[str, ...] = ("pre",)
+    tables: tuple[str, ...] = ("vocab_size",)
+    buffers: tuple[str, ...] = ()
+    has_experts: bool = False
+    drops_last_state: bool = False
+    drops_before_pooler: bool = False
+
+
+@dataclass
+class Run:
+    """One forward pass on a tape: the tape, the workload, and what all layers share.
+
+    `encoder_weights`: of each layer of the encoder. `masks`: the mask tensor for each structural mask, None where the
+    kernel needs none. `cosine`, `sine`: of the rotary angles. `bias`, `cross_bias`: T5's on the scores. `encoded`: what
+    cross-attention reads. `held`: what the body's own variables keep alive until it returns. `cached`: keys and values
+    that a prefill leaves behind. `layer`: the name of the layer that runs.
+    """
+
+    tape: Tape
+    workload: Workload
+    family: Family
+    encoder_weights: Sequence[Weights] = ()
+    layer: str = ""
+    masks: dict[Mask, Storage | None] = field(default_factory=dict)
+    cosine: Value | None = None
+    sine: Value | None = None
+    bias: Value | None = None
+    cross_bias: Value | None = None
+    encoded: Value | None = None
+    held: list[Storage] = field(default_factory=list)
+    cached: list[Storage] = field(default_factory=list)
+
+    def leave_body(self) -> None:
+        """Drop what only the body's variables held, as when it returns."""
+        self.held.clear()
+        self.masks.clear()
+        self.bias = self.cross_bias = None
+
+    def cache(self, x: Value) -> Value:
+        """Copy keys or values into the cache that a prefill leaves behind; training has none."""
+        if self.workload.phase == "train":
+            return x
+        kept = self.tape.new(f"cached {x.storage.record.name}", x.shape, x.dtype, layout="heads")
+        self.cached.append(kept)
+        return Value(x.shape, kept)
+
+    def dropout(self, name: str, x: Value, p: float) -> Value:
+        """Drop with probability p where the workload has dropout."""
+        is_active = self.workload.phase == "train" and self.workload.dropout
+        return ops.dropout(name, x, p if is_active else 0.0)
