@@ -27,7 +27,7 @@ import torch
 from benchmarks.cost_rows import MODES, WAYS, Question, questions
 from benchmarks.cost_tools import TOOLS, Answer, hushed, package_version
 
-from headwise.cost.measure import measure_training_step
+from headwise.cost.running.measure import measure_training_step
 from headwise.errors import describe
 
 TOLERANCE = 1e-3
@@ -37,7 +37,7 @@ TOOL_SECONDS = 900
 PRELOADED = (
     "torch._dynamo",
     "transformers.models.auto.modeling_auto",
-    "headwise.cost.flop_counter",
+    "headwise.cost.running.flop_counter",
     "headwise.cost.kv",
 )
 KINDS = ("flops", "parameters", "step bytes", "cache bytes")

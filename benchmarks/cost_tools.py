@@ -25,14 +25,14 @@ def package_version(package: str) -> str | None:
 
 
 def headwise_flops(asked: tuple[nn.Module, torch.Tensor]) -> float:
-    from headwise.cost.flop_counter import count_flops
+    from headwise.cost.running.flop_counter import count_flops
 
     module, x = asked
     return count_flops(module, x).dense / 2
 
 
 def headwise_parameters(module: nn.Module) -> int:
-    from headwise.cost.module_parameters import count_module_parameters
+    from headwise.cost.running.parameters import count_module_parameters
 
     return count_module_parameters(module).total
 

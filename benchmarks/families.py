@@ -16,7 +16,7 @@ from torch import nn
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
 
-from headwise.cost.module_parameters import count_module_parameters
+from headwise.cost.running.parameters import count_module_parameters
 from headwise.errors import describe
 
 LAYERS = (

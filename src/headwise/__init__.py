@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from headwise.config.model import ModelConfig as ModelConfig
     from headwise.config.presets import preset as preset
     from headwise.cost.allocator import replay_ledger as replay_ledger
-    from headwise.cost.flop_counter import count_flops as count_flops
-    from headwise.cost.measure import measure_training_step as measure_training_step
     from headwise.cost.memory import predict_ledger as predict_ledger
     from headwise.cost.memory import predict_step as predict_step
-    from headwise.cost.trace import trace_step as trace_step
-    from headwise.cost.track import track as track
+    from headwise.cost.running.flop_counter import count_flops as count_flops
+    from headwise.cost.running.measure import measure_training_step as measure_training_step
+    from headwise.cost.tracing.trace import trace_step as trace_step
+    from headwise.cost.tracing.track import track as track
     from headwise.cost.workload import Workload as Workload
     from headwise.errors import HeadwiseError as HeadwiseError
     from headwise.masks.data import KeyPadding as KeyPadding
@@ -55,16 +55,16 @@ _MODULE_OF = {
     "attention": "headwise.ops.attention",
     "choose_impl": "headwise.ops.attention",
     "count": "headwise.api.count",
-    "count_flops": "headwise.cost.flop_counter",
+    "count_flops": "headwise.cost.running.flop_counter",
     "explain": "headwise.api.explain",
     "make_report": "headwise.api.report",
-    "measure_training_step": "headwise.cost.measure",
+    "measure_training_step": "headwise.cost.running.measure",
     "predict_ledger": "headwise.cost.memory",
     "predict_step": "headwise.cost.memory",
     "preset": "headwise.config.presets",
     "replay_ledger": "headwise.cost.allocator",
-    "trace_step": "headwise.cost.trace",
-    "track": "headwise.cost.track",
+    "trace_step": "headwise.cost.tracing.trace",
+    "track": "headwise.cost.tracing.track",
 }
 
 __all__ = [*sorted(_MODULE_OF), "__version__"]  # noqa: PLE0604  all are strings

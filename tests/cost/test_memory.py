@@ -14,8 +14,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from headwise.config.huggingface import read_config
 from headwise.config.model import ModelConfig
-from headwise.cost.measure import measure_training_step
 from headwise.cost.memory import predict_ledger, predict_step
+from headwise.cost.running.measure import measure_training_step
 from headwise.cost.workload import Workload
 from headwise.errors import UnsupportedError
 

@@ -8,8 +8,8 @@ import transformers
 
 from headwise.config.huggingface import read_config
 from headwise.config.presets import preset
-from headwise.cost.measure import measure_training_step
 from headwise.cost.memory import predict_ledger, predict_step
+from headwise.cost.running.measure import measure_training_step
 from headwise.cost.workload import Workload
 
 VOCAB = 97

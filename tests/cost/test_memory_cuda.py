@@ -7,12 +7,12 @@ import torch
 import transformers
 
 from headwise.config.huggingface import read_config
-from headwise.cost.device_workspace import workspace_bytes
+from headwise.cost.cuda.workspace import workspace_bytes
 from headwise.cost.memory import predict_ledger, predict_step
 from headwise.cost.step.attention import choose_kernel
 from headwise.cost.step.tape import Tape, Value
 from headwise.cost.step.workspace import backward_workspace
-from headwise.cost.trace import step_memory, trace_step
+from headwise.cost.tracing.trace import step_memory, trace_step
 from headwise.cost.workload import Workload
 
 VOCAB, BATCH, SEQ = 97, 3, 11

@@ -9,8 +9,8 @@ import transformers
 
 from headwise.config.attention import ALiBi
 from headwise.config.huggingface import read_config
-from headwise.cost.measure import measure_training_step
 from headwise.cost.memory import predict_ledger, predict_step
+from headwise.cost.running.measure import measure_training_step
 from headwise.cost.step.models import FAMILIES
 from headwise.cost.workload import Workload
 from headwise.errors import UnsupportedError
@@ -233,6 +233,23 @@ def test_variants_of_gpt_neox_are_measured_ones_to_the_byte(changes):
     model, config = build("gpt_neox", "sdpa", 0.1, **changes)
     predicted, measured = steps(model, config, "gpt_neox")
     assert predicted.saved_bytes == measured.saved_bytes
+
+
+@pytest.mark.parametrize(
+    "activation",
+    ["gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh", "leaky_relu", "mish", "quick_gelu", "relu", "relu6", "silu"],
+)
+def test_every_activation_keeps_what_it_is_measured_to_keep(activation):
+    model, config = build("gpt_neox", hidden_act=activation)
+    for precision in ("fp32", "amp-bf16"):
+        predicted, measured = steps(model, config, "gpt_neox", precision=precision)
+        assert predicted.saved_bytes == measured.saved_bytes
+
+
+def test_an_activation_of_which_nothing_is_known_is_refused():
+    _, config = build("gpt_neox", hidden_act="laplace")
+    with pytest.raises(UnsupportedError, match=r"known of gelu, .*; got 'laplace'"):
+        predict_step(config, Workload(batch=1, seq=3))
 
 
 @pytest.mark.parametrize("changes", [{"q_lora_rank": None}, {"rope_interleave": False}, {"attention_bias": True}])

@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 from headwise.config.huggingface import read_config
 from headwise.config.presets import preset
-from headwise.cost.measure import measure_training_step
 from headwise.cost.memory import predict_ledger, predict_step
+from headwise.cost.running.measure import measure_training_step
 from headwise.cost.step.loss import NUM_CHUNKS
 from headwise.cost.workload import Workload
 from headwise.errors import ConfigError

@@ -194,7 +194,7 @@ def _count_module(
 ) -> Count:
     from headwise.api import running
     from headwise.api.example import example_inputs
-    from headwise.cost.module_parameters import count_module_parameters
+    from headwise.cost.running.parameters import count_module_parameters
 
     workload = Workload(batch=batch, seq=resolve_seq(None, seq), phase="prefill")
     inputs = example_inputs(loaded.module, batch=workload.batch, seq=workload.seq)

@@ -127,7 +127,7 @@ def _report_on_module(
     """Predict from the config, count and measure on the module, and look at its heads on texts."""
     from headwise.api import running
     from headwise.api.example import example_inputs
-    from headwise.cost.module_parameters import count_module_parameters
+    from headwise.cost.running.parameters import count_module_parameters
 
     config = loaded.config
     workload = Workload(

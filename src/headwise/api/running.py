@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from headwise.api.example import example_inputs
 from headwise.cost.devices import usable_ram_bytes
-from headwise.cost.flop_counter import count_flops
-from headwise.cost.measure import measure_training_step
 from headwise.cost.results import FlopCount, StepMemory
+from headwise.cost.running.flop_counter import count_flops
+from headwise.cost.running.measure import measure_training_step
 from headwise.errors import HeadwiseError, ModelError, TextError, describe
 from headwise.inspection.default_text import default_texts
 from headwise.inspection.inspect import inspect_inputs, inspect_texts

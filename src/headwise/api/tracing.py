@@ -8,10 +8,10 @@ from torch import nn
 
 from headwise.api.example import example_inputs
 from headwise.api.running import explained
-from headwise.cost.module_parameters import count_module_parameters
 from headwise.cost.results import FlopCount, ParameterCount, StepMemory
-from headwise.cost.trace import step_memory, trace_step
-from headwise.cost.trace_flops import trace_flops
+from headwise.cost.running.parameters import count_module_parameters
+from headwise.cost.tracing.flops import trace_flops
+from headwise.cost.tracing.trace import step_memory, trace_step
 from headwise.cost.workload import Workload
 from headwise.errors import HeadwiseError
 from headwise.loading.module import build_module

@@ -15,13 +15,13 @@ from headwise.api.summary import summarise
 from headwise.api.tracing import with_modules_attention
 from headwise.config.huggingface import read_config
 from headwise.config.model import ModelConfig
-from headwise.cost.flop_counter import count_flops
 from headwise.cost.flops import forward_flops
-from headwise.cost.measure import measure_training_step
-from headwise.cost.module_parameters import count_module_parameters
 from headwise.cost.parameters import count_parameters
-from headwise.cost.trace import step_memory, trace_step
-from headwise.cost.trace_flops import trace_flops
+from headwise.cost.running.flop_counter import count_flops
+from headwise.cost.running.measure import measure_training_step
+from headwise.cost.running.parameters import count_module_parameters
+from headwise.cost.tracing.flops import trace_flops
+from headwise.cost.tracing.trace import step_memory, trace_step
 from headwise.cost.workload import Workload
 from headwise.errors import ModelError, UnknownArchitectureError
 from headwise.loading.module import build_module

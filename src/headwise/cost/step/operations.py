@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from headwise.cost.step.autocast import cast, cast_inputs, dtype_under_autocast, promote
 from headwise.cost.step.tape import Node, Shape, Storage, Value
+from headwise.errors import UnsupportedError
 
 
 def linear(name: str, x: Value, weight: Value, bias: Value | None = None, *, outputs: int | None = None) -> Value:
@@ -111,15 +112,26 @@ def dropout(name: str, x: Value, p: float) -> Value:
 
 
 def activation(name: str, x: Value, kind: str) -> Value:
-    """The feed-forward's non-linearity; a fused one keeps x, the tanh form written out ("gelu_new") four tensors."""
-    if kind == "gelu_new":
-        return _written_out_gelu(name, x)
-    if kind in ("relu", "tanh", "sigmoid"):
+    """The feed-forward's non-linearity, by its name in transformers: one call, or written out.
+
+    Raises:
+        UnsupportedError: what it keeps is not known.
+    """
+    if kind in _WRITTEN_OUT:
+        return _WRITTEN_OUT[kind](name, x)
+    if kind in _KEEP_RESULT:
         return x.storage.tape.apply(name, x.shape, fresh=(x,), keeps_result=True)
-    return x.storage.tape.apply(name, x.shape, fresh=(x,), kept=(x.storage,))
+    if kind in _KEEP_INPUT:
+        return x.storage.tape.apply(name, x.shape, fresh=(x,), kept=(x.storage,))
+    known = ", ".join(sorted({*_WRITTEN_OUT, *_KEEP_RESULT, *_KEEP_INPUT}))
+    raise UnsupportedError(f"what an activation keeps is known of {known}; got {kind!r}: measure the module")
 
 
-def _written_out_gelu(name: str, x: Value) -> Value:
+_KEEP_RESULT = frozenset({"relu", "tanh", "sigmoid"})
+_KEEP_INPUT = frozenset({"gelu", "gelu_pytorch_tanh", "silu", "swish", "mish", "leaky_relu", "relu6"})
+
+
+def _write_gelu_new(name: str, x: Value) -> Value:
     half = scale(f"{name} half", x)
     inner = scale(f"{name} scaled cube", power(f"{name} cube", x))
     inner = add(f"{name} polynomial", x, inner)
@@ -127,6 +139,24 @@ def _written_out_gelu(name: str, x: Value) -> Value:
     inner = tanh(f"{name} tanh", inner)
     inner = shift(f"{name} one plus tanh", inner)
     return multiply(name, half, inner)
+
+
+def _write_gelu_fast(name: str, x: Value) -> Value:
+    half = scale(f"{name} half", x)
+    outer = scale(f"{name} scaled", x)
+    inner = multiply(f"{name} scaled square", scale(f"{name} scaled less", x), x)
+    inner = shift(f"{name} one plus square", inner)
+    inner = multiply(f"{name} argument", outer, inner)
+    inner = tanh(f"{name} tanh", inner)
+    inner = shift(f"{name} one plus tanh", inner)
+    return multiply(name, half, inner)
+
+
+def _write_quick_gelu(name: str, x: Value) -> Value:
+    return multiply(name, x, activation(f"{name} gate", scale(f"{name} scaled", x), "sigmoid"))
+
+
+_WRITTEN_OUT = {"gelu_new": _write_gelu_new, "gelu_fast": _write_gelu_fast, "quick_gelu": _write_quick_gelu}
 
 
 def softmax(name: str, x: Value, dtype: str | None = None) -> Value:

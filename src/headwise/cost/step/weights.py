@@ -43,15 +43,19 @@ class ModelWeights:
         if config.patches is not None:
             self._patches(config.patches, width)
             return
-        for name, rows in (
-            ("token table", config.vocab_size),
-            ("position table", config.position_table_size),
-            ("type table", config.num_token_types),
-        ):
-            if rows:
+        tables = {
+            "token table": config.vocab_size,
+            "position table": config.position_table_size,
+            "type table": config.num_token_types,
+        }
+        last = "position table" if config.model_type in ("roberta", "xlm-roberta") else None  # even after the norm
+        for name, rows in tables.items():
+            if rows and name != last:
                 self.top[name] = self._parameter(name, (rows, width))
         if config.embedding_norm:
             self._norm(self.top, "norm", width, norm)
+        if last is not None and tables[last]:
+            self.top[last] = self._parameter(last, (tables[last], width))
 
     def _patches(self, patches: PatchConfig, width: int) -> None:
         """A convolution over patches, a learned class token, and a position for each token of the image."""

@@ -1,0 +1,161 @@
+"""track: the ledger of a step that the caller runs, with the line that made each tensor."""
+
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from headwise.cost.results import Ledger
+from headwise.cost.tracing.lives import BACKWARD, BEFORE, OPTIMIZER_STEP, make_ledger
+from headwise.cost.tracing.recorder import Recorder
+
+_PACKAGE = str(Path(__file__).parents[1])
+_LIBRARIES = tuple(
+    {*(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")), _PACKAGE}
+)
+
+
+@contextmanager
+def track(module: nn.Module | None = None) -> Iterator[Ledger]:
+    """Record every tensor that the code inside makes, on any device; afterwards the ledger is filled.
+
+    Every birth and release is a moment, named by its phase ("forward", "backward", "optimizer step", "outside modules")
+    and the layer or module at work. Kinds are told by modules, their gradients and torch's optimizers. "saved" is what
+    a forward pass made and backward gave back. What existed before counts from the first moment, once an operation
+    reads it. What a kernel takes for itself is not seen; nor is what compiled code keeps inside.
+
+    Only what the calling thread does is recorded, and its backward in the threads of autograd. Blocks may follow and
+    hold one another. After an exception, an out-of-memory error too, the ledger ends where it was raised.
+
+    Args:
+        module: its weights and buffers count from the beginning, and its parts give the names. Default: names begin at
+            the outermost module that is called.
+
+    Example:
+        >>> with headwise.track(model) as ledger:
+        ...     loss = model(inputs).sum()
+        ...     loss.backward()
+        ...     optimizer.step()
+        >>> ledger.moments[ledger.peak], [(e.owner, e.shape, e.line) for e in ledger.alive(ledger.peak)[:3]]
+    """
+    ledger = Ledger(moments=(BEFORE,), entries=())
+    recorder = Recorder(find_line=_LineFinder())
+    if module is not None:
+        recorder.name_modules(module)
+        _stand(recorder, module)
+    try:
+        with _followed_optimizers(recorder), recorder:
+            yield ledger
+    finally:
+        _mark_parameters(recorder)
+        recorder.close()
+        _mark_saved(recorder)
+        filled = make_ledger(recorder.standing, recorder.events)
+        vars(ledger).clear()  # with what was worked out from the empty one
+        vars(ledger).update(vars(filled))
+
+
+class _LineFinder:
+    """Finds the innermost line of the user's own code that is at work."""
+
+    def __init__(self) -> None:
+        self._is_library: dict[CodeType, bool] = {}
+
+    def __call__(self) -> str | None:
+        """Return "file.py:12", None where only libraries are at work."""
+        frame = sys._getframe(2)
+        while frame is not None:
+            code = frame.f_code
+            is_library = self._is_library.get(code)
+            if is_library is None:
+                is_library = self._is_library[code] = _is_library(code.co_filename)
+            if not is_library:
+                return f"{code.co_filename}:{frame.f_lineno}"
+            frame = frame.f_back  # type: ignore[assignment]
+        return None
+
+
+def _is_library(file: str) -> bool:
+    return file.startswith(("<", *_LIBRARIES))
+
+
+def _stand(recorder: Recorder, module: nn.Module) -> None:
+    for name, parameter in module.named_parameters():
+        owner, _, own = name.rpartition(".")
+        recorder.stand(parameter, "parameter", own, owner)
+    for name, buffer in module.named_buffers():
+        owner, _, own = name.rpartition(".")
+        recorder.stand(buffer, "input", own, owner)
+
+
+@contextmanager
+def _followed_optimizers(recorder: Recorder) -> Iterator[None]:
+    """Say when one of torch's optimizers steps, and which tensors are its states."""
+    thread = threading.get_ident()
+
+    def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if threading.get_ident() == thread:
+            _mark_parameters(recorder, optimizer)
+            _mark_states(recorder, optimizer)
+            recorder.phase = OPTIMIZER_STEP
+
+    def after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if threading.get_ident() == thread:
+            recorder.phase = None
+            _mark_states(recorder, optimizer)
+
+    with ExitStack() as stack:
+        stack.callback(register_optimizer_step_pre_hook(before).remove)
+        stack.callback(register_optimizer_step_post_hook(after).remove)
+        yield
+
+
+def _name_parameters(recorder: Recorder) -> dict[int, tuple[str, str]]:
+    """Return the own name and the owner of each weight of the modules that are known; of a shared one, the first."""
+    names: dict[int, tuple[str, str]] = {}
+    for part, owner in recorder.names.items():
+        for own, parameter in part._parameters.items():
+            names.setdefault(id(parameter), (own, owner))
+    return names
+
+
+def _mark_parameters(recorder: Recorder, optimizer: torch.optim.Optimizer | None = None) -> None:
+    """Say which tensors are weights, buffers and gradients: of all known modules, and of an optimizer."""
+    names = _name_parameters(recorder)
+    parameters = [one for part in recorder.names for one in part._parameters.values() if one is not None]
+    if optimizer is not None:
+        parameters += [one for group in optimizer.param_groups for one in group["params"]]
+    for parameter in parameters:
+        own, owner = names.get(id(parameter), ("weight", ""))
+        recorder.mark(parameter, "parameter", own, owner)
+        recorder.mark(parameter.grad, "gradient", f"gradient of {own}", owner)
+    for part, owner in recorder.names.items():
+        for own, buffer in part._buffers.items():
+            recorder.mark(buffer, "input", own, owner)
+
+
+def _mark_states(recorder: Recorder, optimizer: torch.optim.Optimizer) -> None:
+    """Say which tensors are an optimizer's states; what was there before counts from the beginning."""
+    names = _name_parameters(recorder)
+    for parameter, states in optimizer.state.items():
+        own, owner = names.get(id(parameter), ("weight", ""))
+        for name, state in states.items():
+            recorder.stand(state, "optimizer", f"{name} of {own}", owner)
+            recorder.mark(state, "optimizer", f"{name} of {own}", owner)
+
+
+def _mark_saved(recorder: Recorder) -> None:
+    """Take for saved what was made before a backward began and given back while it ran."""
+    born: dict[Any, str] = {}
+    for life, where in recorder.events:
+        phase = born.setdefault(life, where.phase)
+        if where.phase == BACKWARD and phase not in (BACKWARD, OPTIMIZER_STEP) and life.kind == "temporary":
+            life.kind = "saved"

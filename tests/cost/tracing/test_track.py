@@ -1,0 +1,172 @@
+"""track around a user's own step: what it tells, and what it must not disturb."""
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from headwise.cost.results import Ledger
+from headwise.cost.tracing.track import track
+
+
+def line_here(offset):
+    """The line that stands `offset` lines below the call."""
+    import inspect
+
+    frame = inspect.currentframe().f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno + offset}"
+
+
+class Scores(nn.Module):
+    """A user's attention scores, written by hand."""
+
+    def __init__(self):
+        super().__init__()
+        self.project = nn.Linear(6, 6, bias=False)
+
+    def forward(self, x):
+        self.line = line_here(1)
+        return torch.softmax(self.project(x) @ x.transpose(-2, -1), dim=-1)
+
+
+def test_the_ledger_is_a_plain_one_that_is_filled_when_the_block_ends():
+    with track() as ledger:
+        assert ledger.entries == ()
+        x = torch.ones(11)
+        del x
+    assert type(ledger) is Ledger
+    assert ledger.bytes_at(ledger.peak) == 44
+    assert ledger.to_dict()["entries"][0]["shape"] == [11]
+
+
+def test_each_tensor_tells_the_users_line_that_made_it_not_a_librarys():
+    module = Scores()
+    with track(module) as ledger:
+        y = module(torch.ones(2, 7, 6))
+    softmax = next(entry for entry in ledger.entries if entry.name == "_softmax")
+    assert (softmax.line, softmax.owner, softmax.shape) == (module.line, "", (2, 7, 7))
+    product = next(entry for entry in ledger.entries if entry.owner == "project" and entry.kind == "temporary")
+    assert product.line == module.line
+    assert product.line.startswith(str(Path(__file__)))
+    del y
+
+
+def test_kinds_and_phases_are_told_by_modules_backward_and_optimizers():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 5, bias=False), nn.Tanh(), nn.Linear(5, 2, bias=False))
+    optimizer = torch.optim.AdamW(module.parameters())
+    x = torch.ones(7, 3)
+    with track(module) as ledger:
+        loss = module(x).pow(2).sum()
+        loss.backward()
+        optimizer.step()
+    kinds = {
+        kind: sorted(e.shape for e in ledger.entries if e.kind == kind and e.shape)
+        for kind in ("parameter", "gradient", "optimizer", "saved")
+    }
+    assert kinds == {
+        "parameter": [(2, 5), (5, 3)],
+        "gradient": [(2, 5), (5, 3)],
+        "optimizer": [(2, 5), (2, 5), (5, 3), (5, 3)],
+        "saved": [(7, 2), (7, 5)],
+    }  # tanh keeps its result, the square its input
+    names = {(entry.owner, entry.name) for entry in ledger.entries if entry.kind in ("gradient", "optimizer")}
+    assert {("0", "gradient of weight"), ("2", "exp_avg of weight")} <= names
+    phases = list(dict.fromkeys(moment.split(":")[0] for moment in ledger.moments))
+    assert phases == ["forward", "outside modules", "backward", "optimizer step"]
+
+
+def test_states_from_before_count_from_the_first_moment_once_the_optimizer_steps():
+    module = nn.Linear(3, 5, bias=False)
+    optimizer = torch.optim.SGD(module.parameters(), momentum=0.9)
+    for _ in range(2):
+        with track(module) as ledger:
+            module(torch.ones(7, 3)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    states = [entry for entry in ledger.entries if entry.kind == "optimizer"]
+    assert [(entry.shape, entry.born) for entry in states] == [((5, 3), 0)]
+
+
+def test_a_tensor_that_outlives_backward_is_not_saved():
+    module = nn.Linear(3, 5, bias=False)
+    with track(module) as ledger:
+        output = module(torch.ones(7, 3))
+        output.sum().backward()
+        del output
+    assert [entry.kind for entry in ledger.entries if entry.shape == (7, 5)] == ["temporary"]
+
+
+def test_without_a_module_names_begin_at_the_outermost_one_that_is_called():
+    module = nn.Sequential(nn.Sequential(nn.Linear(3, 5)), nn.Tanh())
+    with track() as ledger:
+        y = module(torch.ones(7, 3))
+    assert {entry.owner for entry in ledger.entries if entry.born} == {"", "0.0", "1"}
+    assert {entry.owner for entry in ledger.entries if entry.kind == "parameter"} == {"0.0"}
+    del y
+
+
+def test_after_an_error_the_ledger_ends_where_it_was_raised():
+    with pytest.raises(RuntimeError, match="cannot be multiplied"), track() as ledger:
+        x = torch.ones(13, 3)
+        nn.Linear(5, 2)(x)
+    assert (13, 3) in [entry.shape for entry in ledger.alive(len(ledger.moments) - 1)]
+
+
+def test_blocks_hold_one_another_and_follow_one_another():
+    with track() as outer:
+        a = torch.ones(5)
+        with track() as inner:
+            b = torch.ones(7)
+        with track() as second:
+            c = torch.ones(11)
+    assert [entry.shape for entry in outer.entries] == [(5,), (7,), (11,)]
+    assert [entry.shape for entry in inner.entries] == [(7,)]
+    assert [entry.shape for entry in second.entries] == [(11,)]
+    del a, b, c
+
+
+def test_other_threads_are_not_recorded_and_do_not_disturb():
+    module = nn.Linear(3, 5)
+    made = []
+    thread = threading.Thread(target=lambda: made.append(module(torch.ones(17, 3))))
+    with track(module) as ledger:
+        thread.start()
+        thread.join()
+        y = module(torch.ones(7, 3))
+    assert (17, 5) not in [entry.shape for entry in ledger.entries]
+    assert [entry.owner for entry in ledger.entries if entry.shape == (7, 5)] == [""]
+    del y
+
+
+def test_the_step_gives_the_same_numbers_and_leaves_no_hook():
+    def run(watch):
+        torch.manual_seed(0)
+        module = nn.TransformerEncoderLayer(12, 3, 17, dropout=0.1, batch_first=True)
+        optimizer = torch.optim.AdamW(module.parameters())
+        x = torch.randn(2, 7, 12)
+        for _ in range(2):
+            if watch:
+                with track(module):
+                    module(x).pow(2).sum().backward()
+                    optimizer.step()
+            else:
+                module(x).pow(2).sum().backward()
+                optimizer.step()
+            optimizer.zero_grad()
+        return list(module.parameters())
+
+    hooks = len(torch.nn.modules.module._global_forward_hooks)
+    for plain, watched in zip(run(watch=False), run(watch=True), strict=True):
+        assert torch.equal(plain, watched)
+    assert len(torch.nn.modules.module._global_forward_hooks) == hooks
+
+
+def test_inference_mode_and_autocast_are_followed():
+    module = nn.Linear(3, 5, bias=False)
+    with torch.inference_mode(), track(module) as ledger, torch.autocast("cpu", torch.bfloat16):
+        module(torch.ones(7, 3))
+    shapes = {(entry.shape, entry.dtype) for entry in ledger.entries if entry.born}
+    assert ((7, 5), "bfloat16") in shapes
