@@ -6,8 +6,8 @@ real training step, and key/value caches: the same questions go to headwise and 
 process, so that a tool that breaks, or replaces torch's functions for good, spoils no other answer. An answer is right
 within 1 part in 1000; beside it stands how many are within 1 %.
 
-The truth of a step is a measured one, so the row asks whether the config alone tells it. DeepSpeed's profiler is left
-out: its package compiles at installation.
+The truth of a step is a measured one, so the row asks whether the config alone tells it. DeepSpeed's profiler is not
+among the tools.
 """
 
 import argparse

@@ -41,6 +41,7 @@ class FeedForwardConfig:
         num_experts: 1 = a plain network, no router.
         num_active_experts: experts that a token goes through.
         router_bias: whether the router has a bias (gpt-oss).
+        scaled_shares: the shares of a token's experts are scaled to add up to 1.
         shared_hidden_dim: width inside the expert that every token goes through (DeepSeek); 0 = none.
         shared_gate: a projection to one number, with its sigmoid, weighs what the shared expert adds (Qwen).
         dropout_p: dropout after the activation.
@@ -57,6 +58,7 @@ class FeedForwardConfig:
     num_experts: int = 1
     num_active_experts: int = 1
     router_bias: bool = False
+    scaled_shares: bool = True
     shared_hidden_dim: int = 0
     shared_gate: bool = False
     dropout_p: float = 0.0
@@ -65,7 +67,7 @@ class FeedForwardConfig:
         for name in ("embed_dim", "hidden_dim", "num_experts", "num_active_experts"):
             require_size(name, getattr(self, name))
         require_text("activation", self.activation)
-        for name in ("gated", "bias", "router_bias", "shared_gate"):
+        for name in ("gated", "bias", "router_bias", "scaled_shares", "shared_gate"):
             require_flag(name, getattr(self, name))
         require_size("shared_hidden_dim", self.shared_hidden_dim, minimum=0)
         require_probability("dropout_p", self.dropout_p)

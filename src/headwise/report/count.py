@@ -45,7 +45,7 @@ def count_renderable(count: Count) -> RenderableType:
             style="dim",
         ),
         Text(),
-        _figures_table(list(_rows(count))),
+        _figures_table(list(_groups(count))),
     ]
     if len(count.layers) > 1 or count.model.num_layers:
         parts += [Text(), _layers_table(count)]
@@ -57,18 +57,24 @@ def count_renderable(count: Count) -> RenderableType:
     return Group(*parts, *notes_text(notes))
 
 
-def _rows(count: Count) -> Iterator[Row]:
-    yield from parameter_rows(ParametersSection(predicted=count.parameters, counted=None))
+def _groups(count: Count) -> Iterator[list[Row]]:
+    """Give the rows of parameters, of products and of bytes."""
+    yield parameter_rows(ParametersSection(predicted=count.parameters, counted=None))
     if count.macs is not None:
-        yield from _product_rows(count.macs, _format_macs)
+        yield list(_product_rows(count.macs, _format_macs))
     elif count.flops is not None:
-        yield from _product_rows(count.flops, format_flops)
-    if count.memory is not None and count.workload is not None:
-        yield _row("Weights", count.memory.parameter_bytes, format_bytes)
-        yield _row("Saved for backward", count.memory.saved_bytes, format_bytes)
-        yield _row(f"Peak, in the {count.memory.peak_moment}", count.memory.peak_bytes, format_bytes)
+        yield list(_product_rows(count.flops, format_flops))
+    rows = []
+    if count.memory is not None:
+        rows += [
+            _row("Weights", count.memory.parameter_bytes, format_bytes),
+            _row("Saved for backward", count.memory.saved_bytes, format_bytes),
+            _row(f"Peak, in the {count.memory.peak_moment}", count.memory.peak_bytes, format_bytes),
+        ]
     if count.kv_cache_bytes is not None:
-        yield kv_cache_row(count.kv_cache_bytes, count.kv_cache_bytes_per_token, count.dtype)
+        rows.append(kv_cache_row(count.kv_cache_bytes, count.kv_cache_bytes_per_token, count.dtype))
+    if rows:
+        yield rows
 
 
 def _product_rows(phases: FlopsByPhase | MacsByPhase, write: Callable[[int | float], str]) -> Iterator[Row]:
@@ -103,13 +109,16 @@ def _describe_step(answer: Count | Verification) -> list[str]:
     return [*words, "on a GPU" if workload.device == "cuda" else "on a CPU"]
 
 
-def _figures_table(rows: list[Row]) -> Table:
+def _figures_table(groups: list[list[Row]]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     table.add_column("")
     table.add_column("", justify="right", no_wrap=True)
     table.add_column("", justify="right", no_wrap=True, style="dim")
-    for row in rows:
-        table.add_row(safe_text(row.label), row.predicted.value or "", row.predicted.exact or "")
+    for group in groups:
+        if table.row_count:
+            table.add_row()
+        for row in group:
+            table.add_row(safe_text(row.label), row.predicted.value, row.predicted.exact)
     return table
 
 

@@ -270,7 +270,7 @@ def test_sixty_families_count_to_the_last_parameter_and_have_attention():
     """All that transformers can build: `python -m benchmarks.families`."""
     assert len(FAMILIES) == 60
     command = [sys.executable, "-m", "benchmarks.families", "--json", *FAMILIES]
-    run = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
+    run = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=True)
     result = json.loads(run.stdout)
     assert result["totals"] == {"exact": 60, "wrong": 0, "not built": 0, "no class": 0}
     for row in result["rows"]:

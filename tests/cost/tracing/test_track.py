@@ -41,6 +41,15 @@ def test_the_ledger_is_a_plain_one_that_is_filled_when_the_block_ends():
     assert ledger.to_dict()["entries"][0]["shape"] == [11]
 
 
+def test_lines_of_headwise_itself_are_a_librarys():
+    layer = headwise.MultiHeadAttention(10, 2)
+    x = torch.randn(3, 7, 10)
+    with headwise.track(layer) as ledger:
+        layer(x)
+    lines = {entry.line for entry in ledger.entries if entry.born > 0}
+    assert len(lines) == 1 and lines.pop().startswith(str(Path(__file__)))
+
+
 def test_each_tensor_tells_the_users_line_that_made_it_not_a_librarys():
     module = Scores()
     with track(module) as ledger:

@@ -44,6 +44,7 @@ DEFAULTS: dict[str, dict[str, object]] = {
         "n_shared_experts": 2,
         "num_experts_per_tok": None,
         "moe_intermediate_size": 1407,
+        "norm_topk_prob": False,
     },
     "deepseek_v3": _SHARED
     | {
@@ -59,6 +60,7 @@ DEFAULTS: dict[str, dict[str, object]] = {
         "n_shared_experts": 1,
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 2048,
+        "norm_topk_prob": True,
         "rope_interleave": True,
     },
 }

@@ -63,6 +63,7 @@ def dense_first(keys: Keys, num_layers: int) -> list[FeedForwardConfig]:
         bias=False,
         num_experts=num_experts,
         num_active_experts=keys.size("num_experts_per_tok", maximum=num_experts),
+        scaled_shares=keys.flag("norm_topk_prob"),
         shared_hidden_dim=hidden_dim * keys.size("n_shared_experts", minimum=0, maximum=MAX_SIZE // hidden_dim),
     )
     return [dense] * num_dense + [mixture] * (num_layers - num_dense)
@@ -102,6 +103,7 @@ def _qwen_mixture(keys: Keys) -> FeedForwardConfig:
         bias=False,
         num_experts=num_experts,
         num_active_experts=keys.size("num_experts_per_tok", maximum=num_experts),
+        scaled_shares=keys.flag("norm_topk_prob"),
         shared_hidden_dim=keys.size("shared_expert_intermediate_size") if has_shared else 0,
         shared_gate=has_shared,
     )

@@ -38,6 +38,7 @@ DEFAULTS: dict[str, object] = {
     "linear_num_value_heads": 32,
     "decoder_sparse_step": 1,
     "moe_intermediate_size": 512,
+    "norm_topk_prob": True,
     "shared_expert_intermediate_size": 512,
     "num_experts_per_tok": 10,
     "num_experts": 512,

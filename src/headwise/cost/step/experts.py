@@ -24,33 +24,35 @@ def mix_experts(x: Value, config: FeedForwardConfig, weights: Weights, route: Ro
 
 
 def route_by_softmax(x: Value, config: FeedForwardConfig, weight: Value) -> tuple[Value, ...]:
-    """Choose by the largest chances, and scale those to add up to 1 (Mixtral)."""
+    """Choose by the largest chances (Mixtral)."""
     scores = ops.linear("router scores", x, weight)
     chances = ops.softmax("router chances", cast(scores, "float32"))
-    return *_choose(chances, config.num_active_experts), scores
+    return *_choose(chances, config), scores
 
 
 def route_by_softmax_and_cast(x: Value, config: FeedForwardConfig, weight: Value) -> tuple[Value, ...]:
     """The same, with shares cast to the dtype of the scores (Qwen)."""
     scores = ops.linear("router scores", x, weight)
-    shares, experts = _choose(ops.softmax("router chances", scores, "float32"), config.num_active_experts)
+    shares, experts = _choose(ops.softmax("router chances", scores, "float32"), config)
     return cast(shares, scores.dtype), experts, scores
 
 
 def route_by_sigmoid(x: Value, config: FeedForwardConfig, weight: Value) -> tuple[Value, ...]:
-    """Choose by sigmoids of scores in float32, scale them to add up to 1, then by a constant (DeepSeek V3)."""
+    """Choose by sigmoids of scores in float32, and scale the shares by a constant (DeepSeek V3)."""
     scores = ops.linear("router scores", cast(x, "float32"), cast(weight, "float32"))
     chances = ops.activation("router chances", scores, "sigmoid")
-    shares, experts = _choose(chances, config.num_active_experts)
+    shares, experts = _choose(chances, config)
     return ops.scale("shares of the chosen, scaled", shares), experts, scores
 
 
-def _choose(chances: Value, num_active: int) -> tuple[Value, Value]:
-    """Take the chances of the experts that were chosen for each token, and scale them to add up to 1, in place."""
+def _choose(chances: Value, config: FeedForwardConfig) -> tuple[Value, Value]:
+    """Take the chances of the experts that were chosen for each token, and scale them, in place, if they are scaled."""
     tape = chances.storage.tape
-    tokens = chances.shape[0]
+    tokens, num_active = chances.shape[0], config.num_active_experts
     experts = Value((tokens, num_active), tape.new("experts of each token", (tokens, num_active), "int64"))
     chosen = tape.apply("chances of the chosen", experts.shape, fresh=(chances,), kept=(experts.storage,))
+    if not config.scaled_shares:
+        return chosen, experts
     dtype = dtype_under_autocast(tape, "sum")
     sums = tape.apply("sum of the chosen chances", (tokens, 1), fresh=(chosen,), dtype=dtype)
     before = tape.new("chances of the chosen, before scaling", chosen.shape, chosen.dtype)  # in place: a copy is kept

@@ -17,7 +17,7 @@ from headwise.cost.results import Ledger
 from headwise.cost.tracing.lives import BACKWARD, BEFORE, OPTIMIZER_STEP, make_ledger
 from headwise.cost.tracing.recorder import Recorder
 
-_PACKAGE = str(Path(__file__).parents[1])
+_PACKAGE = str(Path(__file__).parents[2])
 _LIBRARIES = tuple(
     {*(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")), _PACKAGE}
 )
