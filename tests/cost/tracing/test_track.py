@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import headwise
 from headwise.cost.results import Ledger
 from headwise.cost.tracing.track import track
 
