@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from headwise.config.model import ModelConfig
 from headwise.cost.memory import predict_step
+from headwise.cost.reserved import predict_reserved
 from headwise.cost.results import StepMemory
 from headwise.cost.step.models import FAMILIES
 from headwise.cost.workload import Workload
@@ -16,6 +17,14 @@ def predict(config: ModelConfig | None, workload: Workload) -> StepMemory | None
     """Predict the memory of a step; None where there is no config, or no closed form of its kind."""
     try:
         return None if config is None else predict_step(config, workload)
+    except UnsupportedError:
+        return None
+
+
+def reserved(config: ModelConfig, workload: Workload) -> int | None:
+    """Predict what torch's CUDA allocator reserves for a step; None on a CPU, and where it cannot be replayed."""
+    try:
+        return predict_reserved(config, workload) if workload.device == "cuda" else None
     except UnsupportedError:
         return None
 

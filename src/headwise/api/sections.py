@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from headwise.api.prediction import NO_CLOSED_FORM, predict
+from headwise.api.prediction import NO_CLOSED_FORM, predict, reserved
 from headwise.api.results import FlopsSection, MemorySection
 from headwise.config.linear import LinearAttentionConfig
 from headwise.config.model import ModelConfig
@@ -77,7 +77,7 @@ def memory_section(
         score_matrix_bytes=score_matrix_bytes(
             batch=workload.batch, num_heads=most_heads, query_len=workload.seq, key_len=workload.seq, dtype=SCORES_DTYPE
         ),
-        fit=judge(on_device.peak_bytes, device) if on_device else None,
+        fit=judge(on_device.peak_bytes, device, reserved_bytes=reserved(config, workload)) if on_device else None,
         notes=(
             *notes,
             *_kernel_notes(config, workload, device, predicted_here),
