@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from headwise.cost.running.measure import measure_training_step as measure_training_step
     from headwise.cost.tracing.trace import trace_step as trace_step
     from headwise.cost.tracing.track import track as track
+    from headwise.cost.workload import Lora as Lora
     from headwise.cost.workload import Workload as Workload
     from headwise.errors import HeadwiseError as HeadwiseError
     from headwise.masks.data import KeyPadding as KeyPadding
@@ -46,6 +47,7 @@ _MODULE_OF = {
     "Full": "headwise.masks.patterns",
     "HeadwiseError": "headwise.errors",
     "KeyPadding": "headwise.masks.data",
+    "Lora": "headwise.cost.workload",
     "Mask": "headwise.masks.patterns",
     "ModelConfig": "headwise.config.model",
     "MultiHeadAttention": "headwise.nn.multihead",

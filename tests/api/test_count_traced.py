@@ -5,7 +5,7 @@ import json
 import pytest
 
 import headwise
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, HeadwiseError
 
 GPT_NEO = {
     "model_type": "gpt_neo",
@@ -72,3 +72,47 @@ def test_what_cannot_be_traced_is_said_and_the_rest_is_told(config_file):
 def test_a_family_that_transformers_does_not_know_is_refused(config_file):
     with pytest.raises(ConfigError, match="model_type that transformers knows; got 'nobody'"):
         headwise.count(config_file({"model_type": "nobody"}))
+
+
+@pytest.mark.parametrize("family", ["bart", "pegasus", "t5"])
+def test_an_encoder_decoder_without_a_class_is_its_language_model(config_file, family):
+    content = {"model_type": family, "vocab_size": 37, "d_model": 12, "d_ff": 10, "d_kv": 4, "num_heads": 3}
+    content |= {"num_layers": 1, "num_decoder_layers": 1, "encoder_layers": 1, "decoder_layers": 1}
+    content |= {
+        "encoder_attention_heads": 3,
+        "decoder_attention_heads": 3,
+        "encoder_ffn_dim": 10,
+        "decoder_ffn_dim": 10,
+    }
+    content |= {"max_position_embeddings": 19, "pad_token_id": 0}
+    kinds = {"bart": "BartForConditionalGeneration", "pegasus": "PegasusForConditionalGeneration"}
+    named = content | {"architectures": [kinds.get(family, "T5ForConditionalGeneration")]}
+    without, with_class = (headwise.count(config_file(one), seq=7) for one in (content, named))
+    assert without.parameters == with_class.parameters
+    assert without.flops.forward.dense == with_class.flops.forward.dense
+
+
+def test_products_of_unknown_cost_are_named():
+    from torch import nn
+
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mix = nn.Bilinear(3, 3, 2)
+
+        def example_inputs(self, batch, seq):
+            import torch
+
+            return {"x": torch.ones(batch, 3)}
+
+        def forward(self, x):
+            return self.mix(x, x)
+
+    count = headwise.count(Mixed(), seq=5)
+    assert count.flops.train.uncounted == count.flops.forward.uncounted != ()
+    assert any(count.flops.forward.uncounted[0] in note for note in count.notes)
+
+
+def test_a_phase_is_refused_since_a_count_tells_them_all():
+    with pytest.raises(HeadwiseError, match="phase must be left out"):
+        headwise.count("gpt2", phase="prefill")

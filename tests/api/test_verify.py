@@ -8,7 +8,6 @@ import pytest
 import headwise
 from headwise.api.verify import verify
 from headwise.cli.main import main
-from headwise.config.presets import PRESETS
 from headwise.errors import ModelError
 
 
@@ -57,7 +56,3 @@ def test_a_setting_of_the_step_is_compared_too():
     assert verification.holds
     assert verification.workload.checkpoint == "full"
     assert verify("gpt2", attention="eager", optimizer="sgd").figures[2].measured > verification.figures[2].measured
-
-
-def test_presets_all_scale_down():
-    assert len(PRESETS) >= 16

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from headwise.config.presets import preset
 from headwise.cost.allocator import replay, replay_ledger
 from headwise.cost.devices import DEVICES
+from headwise.cost.heap import SEGMENT_STEP_BYTES as SEGMENT_BYTES
 from headwise.cost.memory import predict_ledger
-from headwise.cost.planner import SEGMENT_BYTES, judge, unmodelled
+from headwise.cost.planner import judge, unmodelled
 from headwise.cost.results import Device
 from headwise.cost.workload import Workload
 from headwise.errors import ConfigError

@@ -1,4 +1,6 @@
-"""Two paths that share no code say the same of a step: its closed form, and the trace of the module's own code.
+"""Two paths say the same of a step: its closed form, and the trace of the module's own code.
+
+They share nothing but the meaning of a workload and, on CUDA, the table of kernels.
 
 Saved bytes agree to the byte. Peaks agree within 1 %: the closed form leaves out single numbers and rows of sums. On
 CUDA both are derived from torch's rules, by different means.
@@ -21,7 +23,7 @@ from headwise.cost.step.models import FAMILIES
 from headwise.cost.tracing.trace import step_memory, trace_step
 from headwise.cost.workload import Workload
 from headwise.errors import UnsupportedError
-from headwise.loading.module import build_module
+from headwise.loading.build import build_module
 from headwise.loading.scaled import scale_down
 
 os.environ["HF_HUB_OFFLINE"] = "1"

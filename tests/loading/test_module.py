@@ -10,8 +10,9 @@ from torch import nn
 
 from headwise.errors import ConfigError, HeadwiseError, ModelError
 from headwise.loading import module as loading
+from headwise.loading.build import build_module
 from headwise.loading.config import locate
-from headwise.loading.module import build_module, load_module
+from headwise.loading.module import load_module
 
 
 @pytest.fixture(scope="module")

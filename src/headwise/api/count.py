@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwise.api.prediction import predict, with_usual_attention
 from headwise.api.results import Count, FlopsByPhase
-from headwise.api.subject import find_content, find_on_paper, load
+from headwise.api.subject import find_content, find_name, find_on_paper, load
 from headwise.api.summary import resolve_seq, summarise
 from headwise.config.model import ModelConfig
 from headwise.cost.flops import TRAIN_PER_FORWARD, decode_flops
@@ -64,14 +64,16 @@ def count(
         trace: trace the memory of a step where it has no closed form, which needs torch and transformers. A family
             that is not known at all is traced in any case.
         verify: also build a small model of the same kind and compare closed form, trace and measurement on it.
-        **step: of the training step whose memory and FLOPs are told: the fields of `Workload` but for batch and seq
-            (`precision`, `optimizer`, `attention`, `checkpoint`, ...).
+        **step: of the training step whose memory and FLOPs are told: the fields of `Workload` but for batch, seq
+            and phase (`precision`, `optimizer`, `attention`, `checkpoint`, ...).
 
     Raises:
         HeadwiseError: MODEL cannot be found or read, or a number is out of range.
     """
     if dtype is not None:
         dtype_bytes(dtype)
+    if "phase" in step:
+        raise HeadwiseError("phase must be left out: a count tells a forward pass, a training step and one more token")
     size = {"batch": batch, "seq": seq, "dtype": dtype, "page_tokens": page_tokens}
     result = _count(model, size, step, trace=trace)
     if macs and result.flops is not None:
@@ -171,7 +173,7 @@ def _count_untold(model: Any, unknown: HeadwiseError, size: dict[str, Any], step
     from headwise.api.tracing import trace_content
 
     workload = Workload(batch=size["batch"], seq=resolve_seq(None, size["seq"]), **step)
-    name = str(unknown).partition(":")[0]
+    name = find_name(model)
     traced = trace_content(content, name=name, workload=workload, is_attention_given="attention" in step)
     return Count(
         model=summarise(None, name=name, source=os.fspath(model)),
@@ -218,5 +220,5 @@ def _by_phase(forward: FlopCount | None) -> FlopsByPhase | None:
     if forward is None:
         return None
     attended = None if forward.attended is None else TRAIN_PER_FORWARD * forward.attended
-    train = FlopCount(dense=TRAIN_PER_FORWARD * forward.dense, attended=attended)
+    train = FlopCount(dense=TRAIN_PER_FORWARD * forward.dense, attended=attended, uncounted=forward.uncounted)
     return FlopsByPhase(forward=forward, train=train)

@@ -85,7 +85,10 @@ def _token_embedding(module: nn.Module) -> nn.Embedding | None:
     """Return the token embedding: what the module says, or its first module with weights if that is an embedding."""
     get_input_embeddings: Any = getattr(module, "get_input_embeddings", None)
     if get_input_embeddings is not None:
-        embedding = get_input_embeddings()
+        try:
+            embedding = get_input_embeddings()
+        except NotImplementedError:  # a model of transformers that embeds no tokens, or two kinds of them
+            return None
         return embedding if isinstance(embedding, nn.Embedding) else None
     parts = list(module.modules())
     inner = parts[1:] or parts  # the module itself may hold a table of positions beside its embedding

@@ -25,6 +25,7 @@ UNKNOWN_PAIRS = (
     "Which pairs the attention reads is known of calls to torch's attention functions only; this model multiplies its "
     "matrices itself, so that only the full square could be counted."
 )
+UNCOUNTED = "Not in the FLOPs: {}, whose cost is not known here."
 STATE_COPIES = 4  # weights, gradients and AdamW's two states: what a step holds at least
 DEFAULT_TEXT_TOKENS = 128  # a paragraph of the default text: 126 tokens and the two that BERT puts around them
 MAX_TEXT_TOKENS = 2**15  # of a user's text: 64 full windows of BERT, half a minute on two cores
@@ -60,7 +61,14 @@ def count(
             counted = count_flops(loaded.module, **inputs)
     except OutOfMemory as error:
         return None, (f"No forward pass was counted: {error}.",)
-    return counted, () if counted.attended is not None else (UNKNOWN_PAIRS,)
+    return counted, notes_on(counted)
+
+
+def notes_on(counted: FlopCount) -> tuple[str, ...]:
+    """Say what a count of FLOPs could not tell."""
+    unknown = counted.attended is None
+    missing = UNCOUNTED.format(", ".join(counted.uncounted)) if counted.uncounted else None
+    return (*((UNKNOWN_PAIRS,) if unknown else ()), *((missing,) if missing else ()))
 
 
 def measure(

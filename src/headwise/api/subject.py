@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from headwise.config.model import ModelConfig
 from headwise.cost.parameters import count_parameters
 from headwise.errors import ModelError
-from headwise.loading.config import FORMS, Location, load_config, load_content, locate
+from headwise.loading.config import FORMS, Location, load_config, load_content, locate, name_of
 
 if TYPE_CHECKING:
     from headwise.loading.module import LoadedModule
@@ -36,6 +36,13 @@ def find_content(model: Any) -> Mapping[str, Any] | None:
     """
     location = _locate(model)
     return load_content(location) if location and location.kind in ("preset", "config", "checkpoint") else None
+
+
+def find_name(model: Any) -> str:
+    """Return what to call a model that is a preset, a config.json or a checkpoint folder."""
+    location = _locate(model)
+    assert location is not None
+    return name_of(location)
 
 
 def load(model: Any, tokenizer: Any | None = None) -> "tuple[LoadedModule, str]":

@@ -7,14 +7,14 @@ from typing import Any
 from torch import nn
 
 from headwise.api.example import example_inputs
-from headwise.api.running import explained
+from headwise.api.running import UNKNOWN_PAIRS, explained, notes_on
 from headwise.cost.results import FlopCount, ParameterCount, StepMemory
 from headwise.cost.running.parameters import count_module_parameters
 from headwise.cost.tracing.flops import trace_flops
 from headwise.cost.tracing.trace import step_memory, trace_step
 from headwise.cost.workload import Workload
 from headwise.errors import HeadwiseError
-from headwise.loading.module import build_module
+from headwise.loading.build import build_module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +63,7 @@ def trace_module(module: nn.Module, workload: Workload) -> Traced:
         with explained(type(module).__name__):
             inputs = example_inputs(module, batch=workload.batch, seq=workload.seq)
             forward = trace_flops(module, inputs)
+            notes += [note for note in notes_on(forward) if note != UNKNOWN_PAIRS]
             memory = step_memory(trace_step(module, inputs, workload))
     except HeadwiseError as error:
         notes.append(f"Not all can be traced: {error}.")

@@ -24,7 +24,7 @@ from headwise.cost.tracing.flops import trace_flops
 from headwise.cost.tracing.trace import step_memory, trace_step
 from headwise.cost.workload import Workload
 from headwise.errors import ModelError, UnknownArchitectureError
-from headwise.loading.module import build_module
+from headwise.loading.build import build_module
 from headwise.loading.scaled import scale_down
 
 BATCH, SEQ = 3, 11  # a small step whose sizes cannot be taken for one another

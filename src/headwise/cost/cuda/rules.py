@@ -3,11 +3,11 @@
 On a machine without a GPU a step can be traced on fake CPU tensors alone. But then torch takes the CPU's kernels, and
 the trace shows the CPU's memory. `device_rules("cuda")` puts in their place what CUDA does:
 
-- `scaled_dot_product_attention` runs the kernel that `headwise.kernels` names (device_sdpa.py);
-- dropout, softmax and norms keep what CUDA keeps (device_operations.py);
-- autocast casts what it casts on CUDA (device_autocast.py).
+- `scaled_dot_product_attention` runs the kernel that `headwise.kernels` names (sdpa.py);
+- dropout, softmax and norms keep what CUDA keeps (operations.py);
+- autocast casts what it casts on CUDA (autocast.py).
 
-What kernels need while they run, and return to nobody, is in device_workspace.py. Optimizers need no rule: torch's own
+What kernels need while they run, and return to nobody, is in workspace.py. Optimizers need no rule: torch's own
 take `foreach` and `fused`, and allocate alike on every device.
 
 Not covered: recurrent layers and batch norm through cuDNN, `log_sigmoid`, the fused layers that torch takes in

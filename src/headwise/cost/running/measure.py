@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from headwise.cost.results import MeasuredStep
+from headwise.cost.results import FlopCount, MeasuredStep
 from headwise.cost.running.flop_counter import FlopCounter
 from headwise.cost.running.peaks import Peaks, record_peaks
 from headwise.cost.running.prepare import (
@@ -96,7 +96,8 @@ def measure_training_step(
         peak_bytes=standing_bytes + peaks.bytes_by_moment[moment],
         peak_moment=moment,
         seconds=statistics.median(seconds) if seconds else None,
-        flops=flops,
+        flops=None if flops is None else flops.dense,
+        uncounted=() if flops is None else flops.uncounted,
         reserved_bytes=peaks.reserved_bytes,
     )
 
@@ -179,13 +180,13 @@ class _Step:
         self._wait()
         return time.perf_counter() - started
 
-    def count_flops(self) -> int:
+    def count_flops(self) -> FlopCount:
         """Return the FLOPs of the passes of one step; the optimizer does not step."""
         with FlopCounter() as counter:
             for _ in range(self.workload.accumulation):
                 self._pass(Peaks(), lambda: None)
         self._forget_gradients()
-        return counter.count.dense
+        return counter.count
 
     def _pass(self, peaks: Peaks, before_backward: Callable[[], None]) -> None:
         """Run forward, loss and backward once; gradients add up."""

@@ -35,10 +35,24 @@ def record_peaks(device: torch.device) -> Iterator[Peaks]:
     if device.type == "cuda":
         yield CudaPeaks(device)
         return
-    peaks = CpuPeaks()
-    with peaks.profiler:
-        yield peaks
+    with _quiet_profiler():
+        peaks = CpuPeaks()
+        with peaks.profiler:
+            yield peaks
     peaks.read()
+
+
+@contextmanager
+def _quiet_profiler() -> Iterator[None]:
+    """Keep the profiler's engine from writing lines of its own to stderr, where the user has set no level."""
+    if "KINETO_LOG_LEVEL" in os.environ:
+        yield
+        return
+    os.environ["KINETO_LOG_LEVEL"] = "99"
+    try:
+        yield
+    finally:
+        del os.environ["KINETO_LOG_LEVEL"]
 
 
 class CpuPeaks(Peaks):
@@ -46,7 +60,6 @@ class CpuPeaks(Peaks):
 
     def __init__(self) -> None:
         super().__init__()
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler's engine writes lines of its own to stderr
         self.profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
 
     def read(self) -> None:
