@@ -126,6 +126,25 @@ def sdpa_kernel(case: SdpaCase) -> KernelChoice:
     return KernelChoice(name="error", reasons=tuple(reasons))
 
 
+def choose_packing(case: SdpaCase, queries_per_kv: int) -> tuple[bool, KernelChoice]:
+    """Decide whether our own calls pack the queries of a group, and say which kernel then runs.
+
+    Packed, the query heads of one kv head become more queries of one head. Then torch never copies keys and values for
+    each query head, as its math kernel does, kernels that know no groups can run, and a single query reads its keys
+    once for the whole group.
+
+    Args:
+        case: the call with its groups as they are.
+        queries_per_kv: number of query heads that read one key/value head.
+    """
+    kernel = sdpa_kernel(case)
+    if queries_per_kv == 1 or (case.query_len != 1 and kernel.is_fused):
+        return False, kernel
+    mask: MaskForm = "none" if case.mask == "none" else "bool"
+    query_len = None if case.query_len is None else queries_per_kv * case.query_len
+    return True, sdpa_kernel(case._replace(grouped=False, mask=mask, query_len=query_len))
+
+
 def _order(case: SdpaCase) -> tuple[str, ...]:
     """Return the kernels in the order in which torch tries them."""
     if case.device == "cpu":

@@ -577,6 +577,34 @@ def test_any_value_for_any_key_ends_in_a_config_or_in_one_short_line_at_once(fam
     assert time.perf_counter() - started < 20
 
 
+ROPE_KEYS = ("rope_type", "type", "factor", "mscale_all_dim", "rope_theta", "partial_rotary_factor")
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if "rope_parameters" in READ_KEYS[family]])
+def test_any_value_inside_the_rotary_settings_ends_in_a_config_or_in_one_short_line(family):
+    shallow = {key: value for key, value in SHALLOW.items() if key in READ_KEYS[family]}
+    for outer in ("rope_scaling", "rope_parameters"):
+        for inner in ROPE_KEYS:
+            for junk in (*JUNK, 1e300, -1e300, 1e308, "yarn"):
+                settings = {"rope_type": "yarn", "factor": 40, "mscale_all_dim": 0.7, inner: junk}
+                try:
+                    read(family, **{**shallow, outer: settings})
+                except ConfigError as error:
+                    assert "\n" not in str(error) and len(str(error)) < 700, error
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox", "deepseek_v3"])
+def test_a_base_of_zero_is_refused_and_not_taken_for_a_missing_one(family):
+    with pytest.raises(ConfigError, match="rope_theta must be positive; got 0"):
+        read(family, rope_parameters={"rope_type": "default", "rope_theta": 0})
+
+
+def test_a_stretch_beyond_all_measure_is_refused():
+    settings = {"rope_type": "yarn", "factor": 40, "mscale_all_dim": 1e300}
+    with pytest.raises(ConfigError, match=r"mscale_all_dim must be between 0 and 1000; got 1e\+300"):
+        read("deepseek_v3", rope_scaling=settings)
+
+
 # fields of our configs that no config.json has under the same name, but for "head_dim" and "num_experts" of Mixtral
 OUR_WORDS = re.compile(
     r"\b(embed_dim|num_heads|num_kv_heads|v_head_dim|hidden_dim|activation|norm_eps|qk_norm_eps|dropout_p|theta|scaling|"

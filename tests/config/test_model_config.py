@@ -122,6 +122,10 @@ def linear(**changes) -> LinearAttentionConfig:
     return LinearAttentionConfig(**{**sizes, **changes})
 
 
+def cross_block() -> BlockConfig:
+    return replace(block(), cross_attention=AttentionConfig(embed_dim=6, num_heads=3))
+
+
 EVERY_CONFIG = (
     Rotary(),
     T5Bias(),
@@ -129,7 +133,7 @@ EVERY_CONFIG = (
     linear(),
     PatchConfig(image_size=9, patch_size=3),
     EncoderConfig(blocks=(block(),)),
-    model(kind="encoder-decoder", encoder=EncoderConfig(blocks=(block(),))),
+    model(kind="encoder-decoder", encoder=EncoderConfig(blocks=(block(),)), blocks=(cross_block(),)),
     block().attention,
     block().feed_forward,
     block(),
@@ -156,10 +160,6 @@ def test_a_head_is_a_language_model_or_a_classifier():
         OutputHead(kind="pooler", num_outputs=2)
 
 
-def cross_block() -> BlockConfig:
-    return replace(block(), cross_attention=AttentionConfig(embed_dim=6, num_heads=3))
-
-
 def reader(kv_layer: int, **changes) -> BlockConfig:
     return replace(block(), attention=AttentionConfig(embed_dim=6, num_heads=2, kv_layer=kv_layer, **changes))
 
@@ -172,6 +172,17 @@ def reader(kv_layer: int, **changes) -> BlockConfig:
         (lambda: PatchConfig(image_size=3, patch_size=4), "patch_size must not exceed image_size; got 4 and 3"),
         (lambda: EncoderConfig(blocks=(cross_block(),)), "an encoder must have no cross_attention"),
         (lambda: model(blocks=(cross_block(),)), "cross_attention needs an encoder; got kind 'decoder'"),
+        (
+            lambda: model(
+                kind="encoder-decoder", encoder=EncoderConfig(blocks=(block(),)), blocks=(cross_block(), block())
+            ),
+            "every layer of an encoder-decoder's decoder must have a cross_attention; got one without",
+        ),
+        (lambda: EncoderConfig(blocks=(block(), reader(0))), "an encoder must have keys of its own; got kv_layer 0"),
+        (
+            lambda: replace(block(), cross_attention=AttentionConfig(embed_dim=6, num_heads=3, kv_layer=1)),
+            "cross_attention must have no kv_layer, it reads the encoder; got 1",
+        ),
         (lambda: model(kind="encoder-decoder"), 'encoder must be given for kind "encoder-decoder"'),
         (lambda: model(encoder=EncoderConfig(blocks=(block(),))), "for no other; got EncoderConfig"),
         (

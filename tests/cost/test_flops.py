@@ -16,7 +16,8 @@ from headwise.config.huggingface import read_config
 from headwise.config.latent import LatentAttentionConfig
 from headwise.config.model import FeedForwardConfig
 from headwise.config.presets import PRESETS, preset
-from headwise.cost.flops import attention_flops, decode_flops, feed_forward_flops, forward_flops, train_flops
+from headwise.cost.flops import attention_flops, decode_flops, forward_flops, train_flops
+from headwise.cost.layer_flops import feed_forward_flops
 from headwise.cost.results import FlopCount
 from headwise.errors import ConfigError
 from headwise.masks.patterns import Causal, Full, SlidingWindow

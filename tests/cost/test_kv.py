@@ -7,8 +7,8 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headwise.config.dtypes import DTYPE_BYTES
 from headwise.config.huggingface import read_config
-from headwise.config.model import DTYPE_BYTES
 from headwise.config.presets import PRESETS, preset
 from headwise.cost.kv import dtype_bytes, kv_cache_bytes, kv_cache_bytes_per_token, kv_layers, score_matrix_bytes
 from headwise.errors import ConfigError

@@ -132,3 +132,17 @@ def test_a_prefill_is_the_same_with_a_checkpoint():
     config = preset("gpt2")
     plain = Workload(batch=1, seq=32, phase="prefill")
     assert predict_step(config, plain) == predict_step(config, dataclasses.replace(plain, checkpoint="full"))
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_selectively_checkpointed_t5_holds_its_biases_and_saves_none(attention):
+    sizes = {"d_model": 24, "d_kv": 6, "d_ff": 37, "num_heads": 4, "num_layers": 2, "dropout_rate": 0.0}
+    content = {"model_type": "t5", "vocab_size": VOCAB, "decoder_start_token_id": 0, **sizes}
+    config = transformers.T5Config(**content)
+    model = transformers.T5ForConditionalGeneration._from_config(config, attn_implementation=attention)
+    ids = torch.randint(3, VOCAB, (1, 16))
+    workload = Workload(batch=1, seq=16, device="cpu", checkpoint="selective", attention=attention)
+    measured = measure_training_step(model, {"input_ids": ids, "decoder_input_ids": ids}, workload=workload)
+    predicted = predict_step(read_config(content, name="t5"), workload)
+    assert predicted.parameter_bytes == measured.parameter_bytes
+    assert predicted.saved_bytes == measured.saved_bytes

@@ -136,3 +136,26 @@ def test_a_model_without_scores_of_words_is_refused(loss):
         ConfigError, match=rf"loss '{loss}' needs a language-model head; .* has no head: read .* or give loss 'sum'"
     ):
         predict_step(dataclasses.replace(preset("gpt2"), head=None), Workload(batch=1, seq=3, loss=loss))
+
+
+def test_a_chunked_loss_caps_the_scores_of_each_piece():
+    """What tanh keeps is made again in backward, so that nothing more is saved."""
+    capped = preset("gemma-2-9b")
+    plain = dataclasses.replace(capped, head=dataclasses.replace(capped.head, softcap=None))
+    workload = Workload(batch=1, seq=64, attention="eager", loss="chunked_cross_entropy")
+    names = [
+        {entry.name for entry in predict_ledger(config, workload).entries if entry.shape == (8, 256_000)}
+        for config in (plain, capped)
+    ]
+    assert names[1] - names[0] == {"output scores, capped"}
+    saved = [predict_step(config, workload).saved_bytes for config in (plain, capped)]
+    assert saved[0] == saved[1]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_prefill_makes_its_scores_whatever_the_loss(family):
+    _, config = build(family)
+    steps = [predict_step(config, work(loss, phase="prefill")) for loss in ("cross_entropy", "chunked_cross_entropy")]
+    assert steps[0] == steps[1]
+    ledger = predict_ledger(config, work("chunked_cross_entropy", phase="prefill"))
+    assert any(entry.name == "output scores" for entry in ledger.entries)

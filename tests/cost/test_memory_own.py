@@ -1,8 +1,11 @@
 """Saved bytes of our own blocks, by reference and by torch's kernels, against real steps."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from headwise.config.attention import AttentionConfig, Rotary
 from headwise.config.block import BlockConfig, FeedForwardConfig
@@ -11,7 +14,9 @@ from headwise.cost.memory import predict_step
 from headwise.cost.running.measure import measure_training_step
 from headwise.cost.workload import Workload
 from headwise.masks.patterns import Causal, SlidingWindow
+from headwise.nn import multihead
 from headwise.nn.block import Block
+from headwise.ops.results import AttentionOutput
 
 VOCAB, WIDTH, HEADS = 97, 24, 3
 IMPLS = {"eager": "reference", "sdpa": "sdpa"}
@@ -106,6 +111,26 @@ def test_saved_bytes_of_our_blocks_are_measured_ones_to_the_byte(variant, attent
         predicted = predict_step(config, workload)
         assert predicted.saved_bytes == measured.saved_bytes
         assert predicted.parameter_bytes == measured.parameter_bytes
+
+
+@pytest.mark.parametrize("attention", IMPLS)
+@pytest.mark.parametrize("variant", ["causal", "window", "grouped", "narrow values"])
+def test_selective_checkpoints_of_our_blocks_keep_what_goes_into_attention_alone(variant, attention, monkeypatch):
+    original = multihead.attention
+
+    def checkpointed(query, key, value, **settings):
+        def run(*tensors):
+            return original(*tensors, **settings).output
+
+        return AttentionOutput(checkpoint(run, query, key, value, use_reentrant=False))
+
+    monkeypatch.setattr(multihead, "attention", checkpointed)
+    config = describe(dropout_p=0.1, **VARIANTS[variant])
+    plain = Workload(batch=3, seq=11, device="cpu", optimizer="sgd", attention=attention)
+    module = Stack(config, IMPLS[attention])
+    measured = measure_training_step(module, (torch.randint(0, VOCAB, (3, 11)),), workload=plain)
+    predicted = predict_step(config, replace(plain, checkpoint="selective"))
+    assert predicted.saved_bytes == measured.saved_bytes < predict_step(config, plain).saved_bytes
 
 
 def test_one_kernel_normalises_on_cuda_and_keeps_what_came():

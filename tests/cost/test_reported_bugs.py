@@ -11,8 +11,9 @@ from headwise.config.attention import AttentionConfig
 from headwise.config.huggingface import read_config
 from headwise.config.model import FeedForwardConfig
 from headwise.config.presets import preset
-from headwise.cost.flops import attention_flops, decode_flops, feed_forward_flops, forward_flops, train_flops
+from headwise.cost.flops import attention_flops, decode_flops, forward_flops, train_flops
 from headwise.cost.kv import kv_cache_bytes, kv_cache_bytes_per_token, kv_layers, score_matrix_bytes
+from headwise.cost.layer_flops import feed_forward_flops
 from headwise.cost.parameters import attention_parameters, count_parameters
 from headwise.cost.step_flops import step_flops
 from headwise.cost.workload import Workload

@@ -9,13 +9,19 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+from headwise.config.attention import AttentionConfig
+from headwise.config.block import BlockConfig, FeedForwardConfig
 from headwise.config.huggingface import read_config
 from headwise.config.presets import PRESETS, preset
-from headwise.cost.adapters import adapter_shapes
+from headwise.cost.adapters import adapter_shapes, require_targets
 from headwise.cost.flops import forward_flops, top_flops, train_flops
+from headwise.cost.memory import predict_ledger
+from headwise.cost.running.adapters import add_adapters
+from headwise.cost.step.models import FAMILIES
 from headwise.cost.step_flops import step_flops
 from headwise.cost.workload import Lora, Workload
 from headwise.errors import ConfigError
+from headwise.masks.patterns import SlidingWindow
 
 LLAMA = {
     "model_type": "llama",
@@ -113,16 +119,41 @@ def test_selective_recomputation_beside_a_fused_kernel_saves_nothing_and_still_c
     assert both.hardware.dense - fused.hardware.dense == CORE
 
 
-@pytest.mark.parametrize("family_config", ["gemma-2-9b", "gpt-oss-20b", "t5-small"])
-def test_layers_with_a_term_on_their_scores_are_reckoned_eager(family_config):
-    config = preset(family_config)
-    counts = [
-        step_flops(config, Workload(batch=1, seq=128, precision="bf16", attention=attention))
-        for attention in ("eager", "sdpa")
-    ]
-    cross = sum(block.cross_attention is not None for block in config.blocks)
-    again = cross * 2 * 8 * 128 * 128 * 64  # T5's cross-attention has no bias
-    assert counts[1].hardware.dense - counts[0].hardware.dense == again
+QKV = Lora(rank=2, targets=("q_proj", "k_proj", "v_proj"))
+
+
+def again(config, **changes):
+    """What sdpa's backward multiplies beyond eager attention's."""
+    work = {"batch": 1, "seq": 128, "precision": "bf16", **changes}
+    counts = [step_flops(config, Workload(attention=attention, **work)) for attention in ("eager", "sdpa")]
+    return counts[1].hardware.dense - counts[0].hardware.dense
+
+
+@pytest.mark.parametrize("name", ["gemma-2-9b", "gpt-oss-20b"])
+def test_layers_with_a_term_on_their_scores_are_reckoned_eager(name):
+    assert again(preset(name)) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_fused"),
+    [
+        ({"device": "cuda"}, 6 + 6 + 6),  # the memory-efficient kernel learns biases: encoder, decoder and between
+        ({"device": "cpu", "dropout": False}, 6),  # the CPU's does not: its "math" serves all but cross-attention
+        ({"device": "cpu", "dropout": False, "lora": QKV}, 6 + 6 + 6),  # frozen, a bias is a mask
+    ],
+)
+def test_t5s_kernels_are_those_of_a_call_with_a_bias(changes, num_fused):
+    scores = 2 * 8 * 128 * 128 * 64
+    fused = again(preset("t5-small"), **changes)
+    assert fused == num_fused * scores
+
+
+def test_our_own_modules_pack_the_queries_of_a_group_and_their_kernel_is_that_of_the_packed_call():
+    """With a mask tensor a grouped call gets the "math" kernel; packed, one head with more queries, a fused one."""
+    attention = AttentionConfig(embed_dim=32, num_heads=4, num_kv_heads=1, mask=SlidingWindow(5))
+    grouped = BlockConfig(attention=attention, feed_forward=FeedForwardConfig(embed_dim=32, hidden_dim=8))
+    config = replace(preset("mistral-7b"), model_type="headwise", embed_dim=32, blocks=(grouped,))
+    assert again(config, device="cpu", precision="fp32") == 2 * 4 * 128 * 128 * 8
 
 
 def test_accumulation_repeats_all_but_the_optimizer():
@@ -156,17 +187,90 @@ class Adapted(nn.Module):
         return self.linear(x) + self.up(self.down(x))
 
 
-def test_frozen_weights_need_one_product_in_backward_and_their_adapters_two_of_their_own():
+PATHS = {
+    "q_proj": "self_attn.q_proj",
+    "k_proj": "self_attn.k_proj",
+    "v_proj": "self_attn.v_proj",
+    "out_proj": "self_attn.o_proj",
+    "gate_proj": "mlp.gate_proj",
+    "up_proj": "mlp.up_proj",
+    "down_proj": "mlp.down_proj",
+}
+TARGETS = [("q_proj", "v_proj"), ("down_proj",), ("out_proj",), ("k_proj",), ("v_proj", "up_proj"), tuple(PATHS)]
+
+
+def adapted_llama(targets):
     model = llama().requires_grad_(False)
     for layer in model.model.layers:
-        layer.self_attn.q_proj = Adapted(layer.self_attn.q_proj, 5)
-        layer.mlp.down_proj = Adapted(layer.mlp.down_proj, 5)
-    # as `enable_input_require_grads` does, so that the first layer is like all others
+        for target in targets:
+            layer.set_submodule(PATHS[target], Adapted(layer.get_submodule(PATHS[target]), 5))
+    return model
+
+
+@pytest.mark.parametrize("targets", TARGETS)
+def test_nothing_flows_back_beyond_the_first_adapter(targets):
+    step = step_flops(CONFIG, workload(lora=Lora(rank=5, targets=targets)))
+    assert step.hardware.dense == counted(adapted_llama(targets)) < step.model.dense
+    assert step.hardware.attended < step.model.attended
+
+
+@pytest.mark.parametrize("targets", TARGETS)
+def test_where_embeddings_need_a_gradient_frozen_weights_need_one_product_and_adapters_two(targets):
+    """As `enable_input_require_grads` makes them beside checkpoints: the first layer is like all others."""
+    model = adapted_llama(targets)
     model.get_input_embeddings().register_forward_hook(lambda module, inputs, output: output.requires_grad_(True))
+    step = step_flops(CONFIG, workload(lora=Lora(rank=5, targets=targets), checkpoint="full"))
+    assert step.hardware.dense - step.recomputed.dense == step.model.dense == counted(model)
+    assert step.recomputed.dense == step.forward.dense - HEAD
+
+
+def test_what_adapters_add_to_a_forward_pass_is_their_own_products():
     step = step_flops(CONFIG, workload(lora=Lora(rank=5, targets=("q_proj", "down_proj"))))
-    adapters = 3 * 2 * BATCH * SEQ * 5 * ((12 + 18) + (13 + 12))
-    assert step.forward.dense == FORWARD + adapters
-    assert step.hardware.dense == step.model.dense == counted(model)
+    assert step.forward.dense == FORWARD + 3 * 2 * BATCH * SEQ * 5 * ((12 + 18) + (13 + 12))
+
+
+def test_selective_checkpoints_run_no_attention_again_through_which_nothing_flows_back():
+    lora = Lora(rank=5, targets=("out_proj",))
+    step = step_flops(CONFIG, workload(lora=lora, checkpoint="selective"))
+    assert step.recomputed.dense == 2 * CORE // 3
+
+
+T5_SIZES = {"d_model": 12, "d_kv": 6, "d_ff": 13, "num_heads": 2, "num_layers": 2, "num_decoder_layers": 2}
+
+
+@pytest.mark.parametrize("targets", [("q_proj", "v_proj"), ("down_proj",), ("out_proj",), ("k_proj", "up_proj")])
+def test_an_encoder_decoders_adapters_are_counted_in_cross_attention_too(targets):
+    content = {"model_type": "t5", "vocab_size": 11, **T5_SIZES}
+    config = read_config(content, name="t5")
+    settings = transformers.T5Config(**content, decoder_start_token_id=0, use_cache=False)
+    model = transformers.T5ForConditionalGeneration._from_config(settings, attn_implementation="eager")
+    lora = Lora(rank=3, targets=targets)
+    add_adapters(model, lora)
+    with FlopCounterMode(display=False) as counter:
+        ids = torch.full((BATCH, SEQ), 3)
+        model(input_ids=ids, decoder_input_ids=ids, use_cache=False).logits.sum().backward()
+    assert step_flops(config, workload(lora=lora)).hardware.dense == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "headwise"])
+def test_the_ledger_and_the_flops_know_the_same_adapters(family):
+    preset_name = next((name for name, one in PRESETS.items() if one.config["model_type"] == family), None)
+    content = {"model_type": family} if preset_name is None else dict(PRESETS[preset_name].config)
+    config = read_config(content, name=family)
+    blocks = (*(config.encoder.blocks if config.encoder else ()), *config.blocks)
+    for targets in (("q_proj",), ("out_proj",), ("down_proj",), ("v_proj", "up_proj")):
+        lora = Lora(rank=3, targets=targets)
+        work = Workload(batch=1, seq=config.max_positions if config.patches else 3, attention="eager", lora=lora)
+        try:
+            require_targets(config, lora)
+        except ConfigError:
+            assert any(block.feed_forward.num_experts > 1 for block in blocks)  # stacked; or latent queries
+            continue
+        ledger = predict_ledger(config, work)
+        entries = [entry for entry in ledger.entries if entry.kind == "parameter" and " adapter " in entry.name]
+        numbers = sum(entry.bytes for entry in entries) // 4
+        shapes = [shape for block in blocks for shape in adapter_shapes(block, lora, model_type=family)]
+        assert numbers == 3 * sum(inputs + outputs for inputs, outputs in shapes)
 
 
 def test_projections_that_are_one_matrix_have_one_adapter():
@@ -178,9 +282,25 @@ def test_projections_that_are_one_matrix_have_one_adapter():
     assert adapter_shapes(phi3, lora, model_type="phi3") == ((3072, 3 * 3072), (3072, 2 * 8192))
 
 
-def test_a_target_that_a_kind_of_layer_has_not_is_refused():
-    with pytest.raises(ConfigError, match=r"must have a projection that is a target of lora; deepseek-v3.*k_proj"):
-        step_flops(preset("deepseek-v3"), Workload(batch=1, seq=8, lora=Lora(rank=2, targets=("k_proj",))))
+@pytest.mark.parametrize("count", [step_flops, predict_ledger])
+@pytest.mark.parametrize(
+    ("name", "targets"), [("deepseek-v3", ("k_proj",)), ("gpt2", ("q_proj", "gate_proj")), ("mistral-7b", ())]
+)
+def test_both_paths_refuse_the_same_targets(count, name, targets):
+    with pytest.raises(ConfigError, match=r"targets of lora must be projections of the model: .*down_proj"):
+        count(preset(name), Workload(batch=1, seq=8, lora=Lora(rank=2, targets=targets)))
+
+
+@pytest.mark.parametrize("count", [step_flops, predict_ledger])
+def test_both_paths_refuse_a_loss_of_scores_without_a_head(count):
+    with pytest.raises(ConfigError, match="loss 'chunked_cross_entropy' needs a language-model head"):
+        count(replace(preset("gpt2"), head=None), Workload(batch=1, seq=8, loss="chunked_cross_entropy"))
+
+
+def test_the_chunked_loss_leaves_berts_transform_outside_of_its_pieces():
+    config = read_config({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, name="bert")
+    step = step_flops(config, Workload(batch=2, seq=8, loss="chunked_cross_entropy"))
+    assert step.recomputed.dense == 2 * (2 * 8) * 768 * 30522
 
 
 @pytest.mark.parametrize("name", PRESETS)

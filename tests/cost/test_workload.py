@@ -18,6 +18,11 @@ from headwise.errors import ConfigError
         ({"lora": 8}, "lora must be of type Lora; got 8"),
         ({"attention": "flash"}, 'attention must be "sdpa" or "eager"; got \'flash\''),
         ({"device": "tpu"}, 'device must be "cpu" or "cuda"; got \'tpu\''),
+        ({"compute_capability": "80"}, "compute_capability must be a pair of whole numbers, .*; got '80'"),
+        ({"compute_capability": None}, "compute_capability must be a pair of whole numbers, .*; got None"),
+        ({"compute_capability": (8,)}, r"compute_capability must be a pair of whole numbers, .*; got \(8,\)"),
+        ({"compute_capability": (8, 0.5)}, "a number of compute_capability must be a whole number; got 0.5"),
+        ({"compute_capability": (8, -1)}, "a number of compute_capability must be between 0 and .*; got -1"),
         ({"dropout": 0.1}, "dropout must be True or False; got 0.1"),
     ],
 )

@@ -9,6 +9,7 @@ from headwise.api.prediction import predict, with_usual_attention
 from headwise.api.results import Count, FlopsByPhase
 from headwise.api.subject import find_content, find_name, find_on_paper, load
 from headwise.api.summary import resolve_seq, summarise
+from headwise.config.checks import require_size
 from headwise.config.model import ModelConfig
 from headwise.cost.flops import TRAIN_PER_FORWARD, decode_flops
 from headwise.cost.kv import DEFAULT_DTYPE, dtype_bytes, kv_cache_bytes, kv_cache_bytes_per_token, kv_layers
@@ -70,8 +71,16 @@ def count(
     Raises:
         HeadwiseError: MODEL cannot be found or read, or a number is out of range.
     """
+    if model is None:
+        raise HeadwiseError("model must be a MODEL, a ModelConfig or a module; got None")
     if dtype is not None:
         dtype_bytes(dtype)
+    if page_tokens is not None:
+        require_size("page_tokens", page_tokens)
+    if verify:
+        from headwise.api.verify import require_runnable
+
+        require_runnable(step)
     if "phase" in step:
         raise HeadwiseError("phase must be left out: a count tells a forward pass, a training step and one more token")
     size = {"batch": batch, "seq": seq, "dtype": dtype, "page_tokens": page_tokens}

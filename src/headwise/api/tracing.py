@@ -66,7 +66,7 @@ def trace_module(module: nn.Module, workload: Workload) -> Traced:
             notes += [note for note in notes_on(forward) if note != UNKNOWN_PAIRS]
             memory = step_memory(trace_step(module, inputs, workload))
     except HeadwiseError as error:
-        notes.append(f"Not all can be traced: {error}.")
+        notes.append(f"Not all can be traced: {str(error).rstrip('.')}.")
     return Traced(
         workload=workload,
         parameters=count_module_parameters(module),

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from headwise.api.example import example_inputs
 from headwise.api.prediction import NO_CLOSED_FORM, predict
@@ -20,11 +21,12 @@ from headwise.cost.parameters import count_parameters
 from headwise.cost.running.flop_counter import count_flops
 from headwise.cost.running.measure import measure_training_step
 from headwise.cost.running.parameters import count_module_parameters
+from headwise.cost.running.prepare import make_optimizers
 from headwise.cost.tracing.flops import trace_flops
 from headwise.cost.tracing.trace import step_memory, trace_step
 from headwise.cost.workload import Workload
-from headwise.errors import ModelError, UnknownArchitectureError
-from headwise.loading.build import build_module
+from headwise.errors import ConfigError, ModelError, UnknownArchitectureError
+from headwise.loading.build import build_module, default_content
 from headwise.loading.scaled import scale_down
 
 BATCH, SEQ = 3, 11  # a small step whose sizes cannot be taken for one another
@@ -51,7 +53,7 @@ def verify(model: Any, **step: Any) -> Verification:
             "checkpoint folder"
         )
     name = os.fspath(model)
-    small = scale_down(content)
+    small = _scale_down(content)
     config, notes = _read(small, name)
     seq = config.patches.num_tokens if config and config.patches else SEQ
     workload = Workload(**{**step, "batch": BATCH, "seq": seq, "device": "cpu"})
@@ -99,6 +101,24 @@ def verify(model: Any, **step: Any) -> Verification:
         figures=figures,
         notes=notes if predicted or config is None else (*notes, NO_CLOSED_FORM.format(config.model_type)),
     )
+
+
+def _scale_down(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Scale a config down; one that does not tell its sizes, with those that transformers takes by itself."""
+    try:
+        return scale_down(content)
+    except ConfigError:
+        return scale_down({**default_content(content), **content})
+
+
+def require_runnable(step: Mapping[str, Any]) -> None:
+    """Raise UnsupportedError for a step that no torch runs, before anything is built.
+
+    Args:
+        step: fields of `Workload`.
+    """
+    workload = Workload(**{**step, "batch": BATCH, "seq": SEQ, "device": "cpu"})
+    make_optimizers(nn.Linear(1, 1), workload)
 
 
 def _read(content: Mapping[str, Any], name: str) -> tuple[ModelConfig | None, tuple[str, ...]]:

@@ -41,7 +41,7 @@ def count(
             precision=precision,
             optimizer=optimizer,
             checkpoint=checkpoint,
-            **({"attention": attention} if attention else {}),
+            **({} if attention is None else {"attention": attention}),
         )
     if json:
         print_json(result)

@@ -5,12 +5,13 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated
 
 import typer
 
 from headwise.api.catalogue import DEVICE_NAMES, PRESET_NAMES
 from headwise.cli import count, explain, report
+from headwise.cli.output import drop
 from headwise.errors import HeadwiseError
 
 EXIT_BAD_REQUEST = 2
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except OSError as error:  # files are read and written behind doors of our own: this is stdout
-        _drop(sys.stdout)
+        drop(sys.stdout)
         return 0 if isinstance(error, BrokenPipeError) else _refuse(f"the answer cannot be written: {error.strerror}")
     except Exception as error:
         if not hasattr(error, "format_message"):  # typer's own usage errors have it; anything else is ours to fix
@@ -80,10 +81,5 @@ def _refuse(message: str) -> int:
     try:
         print(f"headwise: {line[:MAX_LINE]}", file=sys.stderr, flush=True)
     except OSError:  # stderr is full; the exit code still tells
-        _drop(sys.stderr)
+        drop(sys.stderr)
     return EXIT_BAD_REQUEST
-
-
-def _drop(stream: TextIO) -> None:
-    """Send what is still buffered for a stream nowhere, so that the interpreter does not fail on it when it ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -1,17 +1,28 @@
 """What every verb prints: one JSON object for machines, and a progress bar on stderr for people."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
 from headwise.results import Result
 
 
 def print_json(result: Result) -> None:
     """Print a result as one JSON object on stdout, and nothing else."""
-    json.dump(result.to_dict(), sys.stdout, allow_nan=False)
-    sys.stdout.write("\n")
+    try:
+        json.dump(result.to_dict(), sys.stdout, allow_nan=False)
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    except BrokenPipeError:  # typer would exit with 1, which says that the answer is no
+        drop(sys.stdout)
+
+
+def drop(stream: TextIO) -> None:
+    """Send what is still buffered for a stream nowhere, so that the interpreter does not fail on it when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 @contextmanager

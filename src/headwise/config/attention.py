@@ -10,6 +10,7 @@ from headwise.config.checks import (
     require_positive,
     require_probability,
     require_size,
+    require_structural_mask,
     shown,
 )
 from headwise.config.position import ALiBi, Rotary, T5Bias
@@ -108,11 +109,7 @@ class AttentionConfig:
         self._default("scale", self.head_dim**-0.5)
         require_number("scale", self.scale)
         require_probability("dropout_p", self.dropout_p)
-        if not isinstance(self.mask, Mask) or not self.mask.is_structural:
-            raise ConfigError(
-                "mask of a layer must be a structural mask (Full, Causal, SlidingWindow and their combinations); "
-                f"got {shown(self.mask)}; give data masks to the call"
-            )
+        require_structural_mask(self.mask)
         self._check_position()
 
     def _check_position(self) -> None:

@@ -19,6 +19,8 @@ from headwise.config.latent import LatentAttentionConfig
 from headwise.config.linear import LinearAttentionConfig
 from headwise.errors import ConfigError
 
+MAX_LAYERS = 10_000  # deeper than any published Transformer by an order of magnitude
+
 AnyAttention = AttentionConfig | LatentAttentionConfig | LinearAttentionConfig
 """The kinds of layer that mix tokens."""
 
@@ -145,6 +147,8 @@ class BlockConfig:
                 "cross_attention must have the attention's embed_dim; "
                 f"got {cross.embed_dim} and {self.attention.embed_dim}"
             )
+        if cross.kv_layer is not None:
+            raise ConfigError(f"cross_attention must have no kv_layer, it reads the encoder; got {cross.kv_layer}")
 
     @property
     def num_norms(self) -> int:
@@ -162,3 +166,12 @@ def group_blocks(blocks: Sequence[BlockConfig]) -> tuple[tuple[BlockConfig, int]
         counts[id(block)] = counts.get(id(block), 0) + 1
     distinct = {id(block): block for block in blocks}
     return tuple((distinct[key], count) for key, count in counts.items())
+
+
+def check_blocks(blocks: object) -> None:
+    """Raise ConfigError unless these are the layers of a model or of an encoder."""
+    require_instance("blocks", blocks, tuple)
+    assert isinstance(blocks, tuple)
+    require_size("number of layers", len(blocks), maximum=MAX_LAYERS)
+    for index, block in enumerate(blocks):
+        require_instance(f"layer {index}", block, BlockConfig)

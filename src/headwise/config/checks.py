@@ -4,6 +4,7 @@ import reprlib
 from collections.abc import Sequence
 
 from headwise.errors import ConfigError
+from headwise.masks.patterns import Mask
 
 MAX_SIZE = 2**31 - 1  # what a tensor dimension of a real model stays under; more is a mistake or an attack
 MAX_NUMBER = 1e300  # far from where a float overflows
@@ -63,6 +64,15 @@ def require_instance(name: str, value: object, kind: type) -> None:
     """Raise ConfigError unless `value` is an object of a class."""
     if not isinstance(value, kind):
         raise ConfigError(f"{name} must be of type {kind.__name__}; got {shown(value)}")
+
+
+def require_structural_mask(value: object) -> None:
+    """Raise ConfigError unless `value` is a mask that a layer can have for good, whatever the texts are."""
+    if not isinstance(value, Mask) or not value.is_structural:
+        raise ConfigError(
+            "mask of a layer must be a structural mask (Full, Causal, SlidingWindow and their combinations); "
+            f"got {shown(value)}; give data masks to the call"
+        )
 
 
 def shown(value: object) -> str:

@@ -10,7 +10,7 @@ from headwise.config.checks import (
     require_text,
     shown,
 )
-from headwise.config.model import require_dtype
+from headwise.config.dtypes import require_dtype
 from headwise.errors import ConfigError
 
 

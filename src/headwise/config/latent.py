@@ -10,7 +10,7 @@ from headwise.config.checks import (
     require_positive,
     require_probability,
     require_size,
-    shown,
+    require_structural_mask,
 )
 from headwise.config.position import Rotary
 from headwise.errors import ConfigError
@@ -68,8 +68,7 @@ class LatentAttentionConfig:
         require_instance("position", self.position, Rotary)
         if self.qk_rope_head_dim % 2:
             raise ConfigError(f"qk_rope_head_dim must be even, since pairs are turned; got {self.qk_rope_head_dim}")
-        if not isinstance(self.mask, Mask) or not self.mask.is_structural:
-            raise ConfigError(f"mask of a layer must be a structural mask; got {shown(self.mask)}")
+        require_structural_mask(self.mask)
         if self.scale is None:
             object.__setattr__(self, "scale", self.head_dim**-0.5)
         require_number("scale", self.scale)

@@ -4,142 +4,30 @@ from dataclasses import dataclass
 from typing import Literal, no_type_check
 
 from headwise.config.attention import AttentionConfig
-from headwise.config.block import BlockConfig, FeedForwardConfig, group_blocks
+from headwise.config.block import MAX_LAYERS, BlockConfig, FeedForwardConfig, check_blocks, group_blocks
 from headwise.config.checks import (
     require_choice,
     require_flag,
     require_instance,
-    require_positive,
     require_probability,
     require_size,
     shown,
 )
+from headwise.config.dtypes import require_dtype
+from headwise.config.encoder import EncoderConfig
+from headwise.config.head import OutputHead
+from headwise.config.patches import PatchConfig
 from headwise.errors import ConfigError
 
-__all__ = ["BlockConfig", "EncoderConfig", "FeedForwardConfig", "ModelConfig", "OutputHead", "PatchConfig"]
-
-MAX_LAYERS = 10_000  # deeper than any published Transformer by an order of magnitude
-
-DTYPE_BYTES = {
-    "float64": 8,
-    "float32": 4,
-    "bfloat16": 2,
-    "float16": 2,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "int8": 1,
-}
-
-
-def require_dtype(name: str, value: object) -> None:
-    """Raise ConfigError unless `value` is a dtype of `DTYPE_BYTES`, as torch spells it."""
-    if not isinstance(value, str) or value not in DTYPE_BYTES:
-        raise ConfigError(f"{name} must be one of {', '.join(DTYPE_BYTES)}; got {shown(value)}")
-
-
-@no_type_check  # values of any type must reach the checks below
-@dataclass(frozen=True, kw_only=True)
-class OutputHead:
-    """What stands on the last hidden state.
-
-    Args:
-        kind: "language_model" (one score per vocabulary entry) or "classifier" (one score per label).
-        num_outputs: number of scores.
-        per_token: it reads every token's state; False: the pooled state of the first token alone.
-        tied: the weight is the token embedding's own (counted once).
-        bias: whether the projection has a bias.
-        transform: a dense layer with bias, an activation and a norm stand before the projection (BERT's masked head).
-        dropout_p: dropout before the projection.
-        softcap: scores become `softcap * tanh(scores / softcap)` (Gemma 2); None = off.
-    """
-
-    kind: Literal["language_model", "classifier"]
-    num_outputs: int
-    per_token: bool = True
-    tied: bool = False
-    bias: bool = False
-    transform: bool = False
-    dropout_p: float = 0.0
-    softcap: float | None = None
-
-    def __post_init__(self) -> None:
-        require_choice("kind of a head", self.kind, ("language_model", "classifier"))
-        require_size("num_outputs", self.num_outputs)
-        for name in ("per_token", "tied", "bias", "transform"):
-            require_flag(name, getattr(self, name))
-        require_probability("dropout_p", self.dropout_p)
-        if self.softcap is not None:
-            require_positive("softcap", self.softcap)
-
-
-@no_type_check  # values of any type must reach the checks below
-@dataclass(frozen=True, kw_only=True)
-class PatchConfig:
-    """How an image becomes tokens: square patches, each projected with a bias, after a learned class token.
-
-    Args:
-        image_size: pixels along one side of the square image.
-        patch_size: pixels along one side of a patch; pixels of the image beyond whole patches are not read.
-        num_channels: numbers a pixel.
-
-    Source: Dosovitskiy et al. 2020, "An Image is Worth 16x16 Words", section 3.1.
-    """
-
-    image_size: int
-    patch_size: int
-    num_channels: int = 3
-
-    def __post_init__(self) -> None:
-        for name in ("image_size", "patch_size", "num_channels"):
-            require_size(name, getattr(self, name))
-        if self.patch_size > self.image_size:
-            raise ConfigError(f"patch_size must not exceed image_size; got {self.patch_size} and {self.image_size}")
-
-    @property
-    def num_patches(self) -> int:
-        """Number of patches of an image."""
-        return (self.image_size // self.patch_size) ** 2
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of tokens of an image: its patches and the class token."""
-        return self.num_patches + 1
-
-    @property
-    def patch_dim(self) -> int:
-        """Numbers in a patch, which its projection reads."""
-        return self.num_channels * self.patch_size**2
-
-
-@no_type_check  # values of any type must reach the checks below
-@dataclass(frozen=True, kw_only=True)
-class EncoderConfig:
-    """The encoder of an encoder-decoder: it reads the source text, through the token table that the decoder has too.
-
-    Args:
-        blocks: its layers, first to last.
-        position_table_size: rows of its own learned position table; 0 = none.
-        embedding_norm: a norm stands after the sum of the embeddings (BART).
-        final_norm: a norm stands after the last block (T5).
-    """
-
-    blocks: tuple[BlockConfig, ...]
-    position_table_size: int = 0
-    embedding_norm: bool = False
-    final_norm: bool = False
-
-    def __post_init__(self) -> None:
-        _check_blocks(self.blocks)
-        require_size("position_table_size", self.position_table_size, minimum=0)
-        for name in ("embedding_norm", "final_norm"):
-            require_flag(name, getattr(self, name))
-        if any(block.cross_attention is not None for block, _ in self.block_groups):
-            raise ConfigError("a layer of an encoder must have no cross_attention; got one")
-
-    @property
-    def block_groups(self) -> tuple[tuple[BlockConfig, int], ...]:
-        """Each distinct block object with the number of layers that it describes, in order of appearance."""
-        return group_blocks(self.blocks)
+__all__ = [
+    "MAX_LAYERS",
+    "BlockConfig",
+    "EncoderConfig",
+    "FeedForwardConfig",
+    "ModelConfig",
+    "OutputHead",
+    "PatchConfig",
+]
 
 
 @no_type_check  # values of any type must reach the checks below
@@ -203,7 +91,7 @@ class ModelConfig:
             require_flag(name, getattr(self, name))
         if self.head is not None:
             require_instance("head", self.head, OutputHead)
-        _check_blocks(self.blocks)
+        check_blocks(self.blocks)
         if self.dtype is not None:
             require_dtype("dtype", self.dtype)
         if self.head is not None and self.head.tied and self.head.num_outputs != self.vocab_size:
@@ -231,6 +119,10 @@ class ModelConfig:
                 )
             if block.cross_attention is not None and self.kind != "encoder-decoder":
                 raise ConfigError(f"a layer with cross_attention needs an encoder; got kind {self.kind!r}")
+        if self.encoder is not None and any(block.cross_attention is None for block, _ in self.block_groups):
+            raise ConfigError(
+                "every layer of an encoder-decoder's decoder must have a cross_attention; got one without"
+            )
         _check_sources(self.blocks)
 
     @property
@@ -245,14 +137,6 @@ class ModelConfig:
         Readers share one object among equal layers, so that a sum over the groups costs the same at any depth.
         """
         return group_blocks(self.blocks)
-
-
-def _check_blocks(blocks: object) -> None:
-    require_instance("blocks", blocks, tuple)
-    assert isinstance(blocks, tuple)
-    require_size("number of layers", len(blocks), maximum=MAX_LAYERS)
-    for index, block in enumerate(blocks):
-        require_instance(f"layer {index}", block, BlockConfig)
 
 
 def _of(encoder: EncoderConfig | None) -> tuple[BlockConfig, ...]:

@@ -2,7 +2,7 @@
 
 import difflib
 
-from headwise.config.checks import shown
+from headwise.config.checks import require_text, shown
 from headwise.config.huggingface import read_config
 from headwise.config.model import ModelConfig
 from headwise.config.published.dense import DENSE
@@ -26,6 +26,7 @@ def preset(name: str, *, head: bool = False) -> ModelConfig:
     Raises:
         ConfigError: there is no such preset; the text names the nearest ones.
     """
+    require_text("name of a preset", name)
     if name not in PRESETS:
         near = difflib.get_close_matches(name.lower()[:80], PRESETS, n=3, cutoff=0.5)
         advice = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(PRESETS)}"

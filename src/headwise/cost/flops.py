@@ -6,10 +6,9 @@ optimizer are no matrix products of the model and count nothing.
 
 from collections.abc import Iterator
 
-from headwise.config.block import AnyAttention, BlockConfig, FeedForwardConfig
+from headwise.config.block import AnyAttention, BlockConfig
 from headwise.config.checks import require_size
-from headwise.config.model import ModelConfig
-from headwise.cost import layer_flops
+from headwise.config.model import ModelConfig, OutputHead
 from headwise.cost.layer_flops import FLOPS_PER_MULTIPLY_ADD, Lengths, Work, attention_work, block_work
 from headwise.cost.results import FlopCount
 from headwise.errors import ConfigError
@@ -45,6 +44,9 @@ def train_flops(config: ModelConfig, *, batch: int, seq: int) -> FlopCount:
     """Count one training step as 3 x forward: "model" FLOPs, without what checkpointing or a kernel computes again.
 
     What a step really runs is in `step_flops`.
+
+    Raises:
+        ConfigError: as of `forward_flops`.
     """
     forward = forward_flops(config, batch=batch, seq=seq)
     assert forward.attended is not None  # a config's masks are structural: their pairs can always be counted
@@ -81,22 +83,21 @@ def attention_flops(config: AnyAttention, *, batch: int, query_len: int, key_len
     """Count one attention layer: its projections, `query @ key^T` and `weights @ value`.
 
     The last two cost D + V multiply-adds for each pair of a query and a key, per query head: all pairs (`dense`), or
-    those that the layer's mask allows (`attended`). Grouped heads make two projections smaller and nothing else.
+    those that the layer's mask allows (`attended`). Grouped heads make two projections smaller and nothing else. Latent
+    and linear layers are counted by their own rules.
 
     Args:
         config: the layer, of any kind.
         batch: number of texts.
         query_len: number T of queries; they stand at the end of the keys.
-        key_len: number S of keys. All are projected here; keys out of a cache cost nothing.
+        key_len: number S of keys; all of them are projected in this call, none comes out of a cache.
+
+    Raises:
+        ConfigError: a number is out of range.
     """
     for name, value in (("batch", batch), ("query_len", query_len), ("key_len", key_len)):
         require_size(name, value)
     return attention_work(config, Lengths(batch=batch, query_len=query_len, key_len=key_len)).total
-
-
-def feed_forward_flops(config: FeedForwardConfig, *, tokens: int) -> int:
-    """Count one feed-forward layer on a number of tokens: the router, and the experts that each token goes through."""
-    return layer_flops.feed_forward_flops(config, tokens=tokens)
 
 
 def require_lengths(config: ModelConfig, *, batch: int, seq: int) -> None:
@@ -135,8 +136,19 @@ def input_flops(config: ModelConfig, *, batch: int) -> int:
 def top_flops(config: ModelConfig, *, batch: int, seq: int) -> int:
     """Count the pooler, and the head on every state that it reads; a tied head costs what an untied one does."""
     pooler = FLOPS_PER_MULTIPLY_ADD * batch * config.embed_dim**2 if config.pooler else 0
+    if config.head is None or not config.head.transform:
+        return pooler + output_flops(config, batch=batch, seq=seq)
+    transform = FLOPS_PER_MULTIPLY_ADD * _num_states(config.head, batch, seq) * config.embed_dim**2
+    return pooler + transform + output_flops(config, batch=batch, seq=seq)
+
+
+def output_flops(config: ModelConfig, *, batch: int, seq: int) -> int:
+    """Count the output projection on every state that the head reads; 0 without a head."""
     if config.head is None:
-        return pooler
-    states = batch * seq if config.head.per_token else batch
-    transform = config.embed_dim**2 if config.head.transform else 0
-    return pooler + FLOPS_PER_MULTIPLY_ADD * states * (transform + config.embed_dim * config.head.num_outputs)
+        return 0
+    width, num_outputs = config.embed_dim, config.head.num_outputs
+    return FLOPS_PER_MULTIPLY_ADD * _num_states(config.head, batch, seq) * width * num_outputs
+
+
+def _num_states(head: OutputHead, batch: int, seq: int) -> int:
+    return batch * seq if head.per_token else batch

@@ -6,9 +6,10 @@ from typing import Literal, NamedTuple
 from headwise.config.attention import AttentionConfig
 from headwise.config.block import AnyAttention, BlockConfig
 from headwise.config.checks import require_size
+from headwise.config.dtypes import DTYPE_BYTES, require_dtype
 from headwise.config.latent import LatentAttentionConfig
 from headwise.config.linear import LinearAttentionConfig
-from headwise.config.model import DTYPE_BYTES, ModelConfig, require_dtype
+from headwise.config.model import ModelConfig
 from headwise.cost.results import KvLayer
 
 DEFAULT_DTYPE = "bfloat16"

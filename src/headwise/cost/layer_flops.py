@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from headwise.config.attention import AttentionConfig
 from headwise.config.block import AnyAttention, BlockConfig, FeedForwardConfig
+from headwise.config.checks import MAX_SIZE, require_size
 from headwise.config.latent import LatentAttentionConfig
 from headwise.config.linear import LinearAttentionConfig
 from headwise.cost.results import FlopCount
@@ -102,7 +103,16 @@ def attention_work(config: AnyAttention, lengths: Lengths) -> Work:
 
 
 def feed_forward_flops(config: FeedForwardConfig, *, tokens: int) -> int:
-    """Count one feed-forward layer: the router, and the experts that each token goes through, the shared one too."""
+    """Count one feed-forward layer: the router, and the experts that each token goes through, the shared one too.
+
+    Args:
+        config: the layer.
+        tokens: number of tokens of all texts.
+
+    Raises:
+        ConfigError: the number is out of range.
+    """
+    require_size("tokens", tokens, maximum=MAX_SIZE**2)  # texts times tokens of each
     num_products = 3 if config.gated else 2
     per_token = config.num_active_experts * num_products * config.embed_dim * config.hidden_dim
     if config.num_experts > 1:

@@ -14,7 +14,7 @@ from headwise.cost.step.tape import Record, Tape
 from headwise.cost.workload import Workload
 from headwise.errors import UnsupportedError
 
-MAX_LAYERS = 200  # about 150,000 events, and a few seconds
+MAX_LISTED_LAYERS = 200  # about 150,000 events, and a few seconds
 
 Event = tuple[tuple[int, int], int | None]
 """A key (step, tensor) with bytes: it is allocated; with None: it is freed."""
@@ -42,11 +42,12 @@ def step_events(config: ModelConfig, workload: Workload) -> Iterator[Event]:
     first has cut, and may need more. Between them gradients are freed.
 
     Raises:
-        UnsupportedError: the model has more than `MAX_LAYERS` layers.
+        UnsupportedError: the model has more than `MAX_LISTED_LAYERS` layers, those of an encoder included.
     """
-    if config.num_layers > MAX_LAYERS:
+    num_layers = config.num_layers + (len(config.encoder.blocks) if config.encoder else 0)
+    if num_layers > MAX_LISTED_LAYERS:
         raise UnsupportedError(
-            f"allocations are listed for models of at most {MAX_LAYERS} layers; got {config.num_layers}: "
+            f"allocations are listed for models of at most {MAX_LISTED_LAYERS} layers; got {num_layers}: "
             "predict_step gives the peak of any depth"
         )
     tape = play_step(config, config.blocks, workload)

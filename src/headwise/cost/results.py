@@ -66,9 +66,10 @@ class MacCount(Result):
 class StepFlops(Result):
     """FLOPs of one optimizer step by what they are for; each dense and attended.
 
-    `model`: forward and backward as the mathematics has them, 3 x forward (MFU is reckoned from these). `hardware`: all
-    that is run: `forward`, `backward` with the scores that a fused kernel computes again, and `recomputed` by
-    checkpointing (HFU). Of a prefill both are the forward pass.
+    `model`: forward and backward as the mathematics has them, of every layer alike (MFU is reckoned from these): 3 x
+    forward; beside adapters frozen weights have no gradient, so 2 x forward for their products and 3 x for all others.
+    `hardware`: all that is run: `forward`, `backward` with the scores that a fused kernel computes again and without
+    what no gradient flows through, and `recomputed` by checkpointing (HFU). Of a prefill both are the forward pass.
     """
 
     forward: FlopCount

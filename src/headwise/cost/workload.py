@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Literal, get_args, get_origin, no_type_check
 
-from headwise.config.checks import require_choice, require_flag, require_instance, require_size
+from headwise.config.checks import require_choice, require_flag, require_instance, require_size, shown
 from headwise.errors import ConfigError
 from headwise.results import Result
 
@@ -89,6 +89,11 @@ class Workload(Result):
             if get_origin(field.type) is Literal:
                 require_choice(field.name, getattr(self, field.name), get_args(field.type))
         require_flag("dropout", self.dropout)
+        capability = self.compute_capability
+        if not isinstance(capability, tuple) or len(capability) != 2:
+            raise ConfigError(f"compute_capability must be a pair of whole numbers, (8, 0); got {shown(capability)}")
+        for number in capability:
+            require_size("a number of compute_capability", number, minimum=0)
         if self.lora is not None:
             require_instance("lora", self.lora, Lora)
         if self.batch * self.seq > MAX_TOKENS:

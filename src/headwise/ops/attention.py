@@ -8,7 +8,7 @@ from torch import Tensor
 
 from headwise.masks.patterns import Mask
 from headwise.ops.call import Call, autocast_dtype, find_sdpa_obstacle, prepare
-from headwise.ops.lowering import simplest_form
+from headwise.ops.lowering import form_of
 from headwise.ops.reference import reference_attention
 from headwise.ops.results import AttentionOutput, Choice
 from headwise.ops.sdpa import plan_kernel, sdpa_attention
@@ -104,5 +104,5 @@ def choose_impl(
     if resolved == "reference":
         obstacle = find_sdpa_obstacle(call) or "reference was asked for"
         return Choice(impl="reference", kernel=None, reasons=(f"sdpa is not taken: {obstacle}",))
-    kernel = plan_kernel(call, simplest_form(call))[1]
+    kernel = plan_kernel(call, form_of(call))[1]
     return Choice(impl="sdpa", kernel=kernel.name, reasons=kernel.reasons)

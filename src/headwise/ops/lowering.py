@@ -1,42 +1,19 @@
 """What a mask comes to in one call: nothing, torch's `is_causal`, or a bool tensor; and how idle slots are hidden."""
 
-from typing import Literal, NamedTuple
-
 from jaxtyping import Bool
 from torch import Tensor
 
 from headwise.masks.dense import dense_mask
+from headwise.masks.form import MaskForm, simplest_form
 from headwise.masks.patterns import Full
 from headwise.ops.call import Call
 
 
-class MaskForm(NamedTuple):
-    """How little a mask needs for given lengths.
-
-    `kind`: "none" (every pair is allowed), "causal" (square, the triangle), or "bool". `has_idle`: whether a key may be
-    read by no query, or a query may read no key.
-    """
-
-    kind: Literal["none", "causal", "bool"]
-    has_idle: bool
-
-
-def simplest_form(call: Call) -> MaskForm:
-    """Return the simplest form of a call's mask, from the lengths alone."""
-    query_len, key_len = call.query.shape[2], call.key.shape[2]
-    if call.has_indices or query_len == 0 or key_len == 0:
+def form_of(call: Call) -> MaskForm:
+    """Return the simplest form of a call's mask; rows and keys with indices of their own need the tensor."""
+    if call.has_indices:
         return MaskForm("bool", has_idle=True)
-    if call.mask is None:
-        return MaskForm("none", has_idle=False)
-    distances = call.mask.distances()
-    if distances is None:
-        return MaskForm("bool", has_idle=True)
-    intervals = distances.within(query_len, key_len).intervals
-    if intervals == ((1 - query_len, key_len),):
-        return MaskForm("none", has_idle=False)
-    if query_len == key_len and intervals == ((0, key_len),):
-        return MaskForm("causal", has_idle=False)
-    return MaskForm("bool", distances.longest_gap(query_len, key_len) >= min(query_len, key_len))
+    return simplest_form(call.mask, call.query.shape[2], call.key.shape[2])
 
 
 def allowed_pairs(call: Call) -> Bool[Tensor, "#batch #num_heads #query_len key_len"]:

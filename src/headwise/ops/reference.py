@@ -4,7 +4,7 @@ import torch
 from torch.nn import functional
 
 from headwise.ops.call import Call
-from headwise.ops.lowering import allowed_pairs, hide_idle, simplest_form
+from headwise.ops.lowering import allowed_pairs, form_of, hide_idle
 from headwise.ops.results import AttentionOutput
 
 
@@ -16,7 +16,7 @@ def reference_attention(call: Call) -> AttentionOutput:
     Source: Vaswani et al. 2017, "Attention Is All You Need", equation 1; grouped heads: Ainslie et al. 2023, "GQA".
     """
     allowed = is_empty = None
-    if simplest_form(call).kind != "none":
+    if form_of(call).kind != "none":
         allowed = allowed_pairs(call)
         call, is_empty = hide_idle(call, allowed)
     query, key, value = call[:3]

@@ -1,16 +1,15 @@
 """Adapter to torch's fused kernels: scaled_dot_product_attention with our meaning of masks, groups and empty rows."""
 
-from typing import Literal
-
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 from torch.nn import functional
 
-from headwise.kernels import KernelChoice, SdpaCase, sdpa_kernel
+from headwise.kernels import KernelChoice, SdpaCase, choose_packing
+from headwise.masks.form import MaskForm
 from headwise.masks.patterns import Causal
 from headwise.ops.call import Call
-from headwise.ops.lowering import MaskForm, allowed_pairs, hide_idle, simplest_form
+from headwise.ops.lowering import allowed_pairs, form_of, hide_idle
 from headwise.ops.results import AttentionOutput
 
 # Where every kernel gives 0 for a query without a key, with gradients of 0; tested there.
@@ -25,7 +24,7 @@ def sdpa_attention(call: Call) -> AttentionOutput:
     not prove that there are none. A query without a key is let see every key, and its output set to 0 afterwards, on
     devices whose kernels may give it NaN.
     """
-    form = simplest_form(call)
+    form = form_of(call)
     if form.kind != "bool":
         return AttentionOutput(_call_torch(call, None, form))
     allowed = allowed_pairs(call)
@@ -38,12 +37,7 @@ def sdpa_attention(call: Call) -> AttentionOutput:
 
 
 def plan_kernel(call: Call, form: MaskForm) -> tuple[bool, KernelChoice]:
-    """Decide whether the queries of a group are packed, and say which kernel then runs.
-
-    Packed, the query heads of one kv head become more queries of one head. Then torch never copies keys and values for
-    each query head, as its math kernel does, kernels that know no groups can run, and a single query reads its keys
-    once for the whole group.
-    """
+    """Decide whether the queries of a group are packed (see `choose_packing`), and say which kernel then runs."""
     tensors = call[:3]
     query, key, value = tensors
     num_heads, query_len, head_dim = query.shape[1:]
@@ -63,12 +57,7 @@ def plan_kernel(call: Call, form: MaskForm) -> tuple[bool, KernelChoice]:
         contiguous=all(tensor.stride(-1) == 1 for tensor in tensors),
         compute_capability=torch.cuda.get_device_capability(query.device) if is_cuda else (8, 0),
     )
-    kernel = sdpa_kernel(unpacked)
-    if queries_per_kv == 1 or (query_len > 1 and kernel.is_fused):
-        return False, kernel
-    packed_mask: Literal["none", "bool"] = "none" if form.kind == "none" else "bool"
-    packed = unpacked._replace(grouped=False, mask=packed_mask, query_len=queries_per_kv * query_len)
-    return True, sdpa_kernel(packed)
+    return choose_packing(unpacked, queries_per_kv)
 
 
 def _call_torch(

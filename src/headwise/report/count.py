@@ -138,7 +138,9 @@ def _layers_table(count: Count) -> Table:
 
 def _cache_table(count: Count) -> Table:
     """Return a line for all layers that keep alike: what they keep, logical and in an engine's whole pages."""
-    table = _table("cache", "layers", "tokens kept", "a token", "all", "in pages", "unified")
+    is_paged = any(len({entry.bytes, entry.reserved_bytes, entry.unified_bytes}) > 1 for entry in count.kv_layers)
+    pages = ("in pages", "unified") if is_paged else ()
+    table = _table("cache", "layers", "tokens kept", "a token", "all", *pages)
     alike: Counter[KvLayer] = Counter(replace(entry, layer=0) for entry in count.kv_layers)
     for entry, num_layers in alike.items():
         table.add_row(
@@ -146,7 +148,8 @@ def _cache_table(count: Count) -> Table:
             f"{num_layers:,}",
             f"{entry.tokens:,}",
             format_bytes(entry.bytes_per_token),
-            *(format_bytes(num_layers * part) for part in (entry.bytes, entry.reserved_bytes, entry.unified_bytes)),
+            format_bytes(num_layers * entry.bytes),
+            *(format_bytes(num_layers * part) for part in (entry.reserved_bytes, entry.unified_bytes) if is_paged),
         )
     return table
 

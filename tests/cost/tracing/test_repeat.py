@@ -124,3 +124,13 @@ def test_a_second_period_that_lives_otherwise_than_the_third_is_refused(spoil):
     spoil(standing, events)
     with pytest.raises(IrregularError):
         repeat_row(SIX, standing, events)
+
+
+def test_a_row_whose_layers_did_not_run_as_such_is_refused():
+    """One layer that stands in all places runs under the first one's name."""
+    standing, events = forward_and_backward(1)
+    with pytest.raises(IrregularError):
+        repeat_row(SIX, standing, events)
+    outside = [Event(make_life(None), Where("forward")) for _ in range(4)]
+    with pytest.raises(IrregularError):
+        repeat_row(SIX, [], outside)

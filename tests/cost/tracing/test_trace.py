@@ -1,6 +1,7 @@
 """The traced step against the same step run for real: tracked tensor by tensor, and measured by the allocator."""
 
 import importlib.util
+import logging
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+import headwise.cost.tracing.trace as tracing
 from headwise.cost.running.measure import measure_training_step
-from headwise.cost.tracing.layers import Row
 from headwise.cost.tracing.trace import step_memory, trace_step
 from headwise.cost.tracing.track import track
 from headwise.cost.workload import Lora, Workload
@@ -293,18 +294,23 @@ def test_a_users_module_is_traced_as_it_runs(name):
     assert_equal_steps(traced, tracked)
 
 
-def whole_rows(monkeypatch):
-    """Let every layer be traced."""
-    import headwise.cost.tracing.trace as tracing
+def trace_whole(monkeypatch, *arguments):
+    """Trace every layer."""
+    with monkeypatch.context() as patch:
+        patch.setattr(tracing, "find_rows", lambda module: [])
+        return trace_step(*arguments)
 
-    find = tracing.find_rows
-    monkeypatch.setattr(
-        tracing,
-        "find_rows",
-        lambda module: [
-            Row(name=row.name, num_layers=row.num_layers, num_first=0, period=row.num_layers) for row in find(module)
-        ],
-    )
+
+def watch_records(monkeypatch):
+    """Keep what each record of a step came to: None where its end was foreseen."""
+    records, record = [], tracing.record_step
+
+    def watched(*arguments, **named):
+        records.append(record(*arguments, **named))
+        return records[-1]
+
+    monkeypatch.setattr(tracing, "record_step", watched)
+    return records
 
 
 @pytest.mark.parametrize(
@@ -314,7 +320,6 @@ def whole_rows(monkeypatch):
         ("gpt2", 5, {"accumulation": 2}),
         ("llama", 6, {}),
         ("llama", 6, {"optimizer_step": "foreach", "checkpoint": "full"}),
-        ("llama", 5, {"phase": "prefill"}),
         ("qwen3", 5, {"precision": "amp-bf16"}),
         ("gemma2", 10, {"attention": "eager"}),
         ("t5", 6, {}),
@@ -325,28 +330,121 @@ def whole_rows(monkeypatch):
 def test_repeated_layers_live_as_traced_ones(family, num_layers, settings, monkeypatch):
     """The whole ledger is the same: every tensor, every moment."""
     workload = Workload(**{"batch": 2, "seq": 5, "device": "cpu"} | settings)
-    model = build(family, workload.attention, 0.1, num_layers)
-    repeated = trace_step(model, make_inputs(family, 2, 5), workload)
-    whole_rows(monkeypatch)
-    assert repeated == trace_step(model, make_inputs(family, 2, 5), workload)
+    model, inputs = build(family, workload.attention, 0.1, num_layers), make_inputs(family, 2, 5)
+    records = watch_records(monkeypatch)
+    repeated = trace_step(model, inputs, workload)
+    assert [record is None for record in records] == [False, True]  # the first few layers, then forward alone
+    assert repeated == trace_whole(monkeypatch, model, inputs, workload)
 
 
-def test_layers_that_differ_in_what_no_setting_tells_are_traced_one_by_one(monkeypatch):
-    class Odd(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList([nn.Linear(6, 6) for _ in range(9)])
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.norm = nn.LayerNorm(8)
 
-        def forward(self, x):
-            for index, layer in enumerate(self.layers):
-                x = layer(x) if index % 3 else layer(x).exp()
-            return x
+    def forward(self, x):
+        return functional.gelu(self.linear(x))
 
-    inputs, workload = (torch.ones(5, 6),), Workload(batch=5, seq=1, device="cpu")
-    ledger = trace_step(Odd(), inputs, workload)
-    whole_rows(monkeypatch)
-    assert ledger == trace_step(Odd(), inputs, workload)
-    assert sum(entry.name == "exp" for entry in ledger.entries) == 3
+
+class Row12(nn.Module):
+    """Twelve layers that are alike, run in a way of the caller's."""
+
+    def __init__(self, run, *, is_shared=False):
+        super().__init__()
+        self.layers = nn.ModuleList(12 * [Layer()] if is_shared else [Layer() for _ in range(12)])
+        self.run = run
+
+    def forward(self, x):
+        return self.run(self.layers, x)
+
+
+def run_one_by_one(layers, x):
+    for layer in layers:
+        x = layer(x)
+    return x
+
+
+def run_forward_methods(layers, x):
+    for layer in layers:
+        x = layer.forward(x)
+    return x
+
+
+def run_functions_of_weights(layers, x):
+    for layer in layers:
+        x = functional.linear(x, layer.linear.weight)
+    return x
+
+
+def run_functions_of_weights_then_parts(layers, x):
+    return run_one_by_one([layer.norm for layer in layers], run_functions_of_weights(layers, x))
+
+
+def run_numbers(change):
+    def run(layers, x):
+        for index, layer in enumerate(layers):
+            x = change(index, layer(x))
+        return x
+
+    return run
+
+
+def run_skips(layers, x):
+    """As a U-Net does."""
+    passed = []
+    for index, layer in enumerate(layers):
+        x = layer(x)
+        passed.append(x)
+        if index >= 6:
+            x = x + passed[11 - index]
+    return x
+
+
+def run_the_first_nine(layers, x):
+    for index, layer in enumerate(layers):
+        if index == 9:
+            break
+        x = layer(x)
+    return x
+
+
+def run_the_first_seven_without_gradients(layers, x):
+    with torch.no_grad():
+        x = run_one_by_one(layers[:7], x)
+    return run_one_by_one(layers[7:], x)
+
+
+WAYS = {
+    "shared": Row12(run_one_by_one, is_shared=True),
+    "forward methods": Row12(run_forward_methods),
+    "functions of weights": Row12(run_functions_of_weights),
+    "functions of weights, then parts": Row12(run_functions_of_weights_then_parts),
+    "every third": Row12(run_numbers(lambda index, x: x if index % 3 else x.exp())),
+    "first half": Row12(run_numbers(lambda index, x: x.sin() if index < 6 else x)),
+    "last but one": Row12(run_numbers(lambda index, x: x.sin() if index == 10 else x)),
+    "detached": Row12(run_numbers(lambda index, x: x.detach() if index == 6 else x)),
+    "skips": Row12(run_skips),
+    "the first nine": Row12(run_the_first_nine),
+    "without gradients": Row12(run_the_first_seven_without_gradients),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_row_that_does_not_run_as_its_first_layers_do_is_traced_whole(way, monkeypatch):
+    inputs, workload = (torch.ones(3, 8),), Workload(batch=3, seq=1, device="cpu", optimizer="sgd")
+    ledger = trace_step(WAYS[way], inputs, workload)
+    assert ledger == trace_whole(monkeypatch, WAYS[way], inputs, workload)
+    measured = measure_training_step(WAYS[way], inputs, workload=workload)
+    assert step_memory(ledger).saved_bytes == measured.saved_bytes
+    assert step_memory(ledger).peak_bytes == measured.peak_bytes
+
+
+def test_a_prefill_runs_once_since_it_is_a_forward_pass_alone(monkeypatch):
+    records = watch_records(monkeypatch)
+    workload = Workload(batch=2, seq=5, phase="prefill", device="cpu")
+    trace_step(build("llama", num_layers=6), make_inputs("llama", 2, 5), workload)
+    assert len(records) == 1
 
 
 def test_a_module_that_needs_a_layer_which_was_cut_is_traced_whole():
@@ -375,6 +473,57 @@ def test_a_factorys_module_is_made_of_fake_tensors():
 
     ledger = trace_step(make, (torch.empty(3, 2**20, device="meta"),), Workload(batch=3, seq=1, device="cpu"))
     assert step_memory(ledger).parameter_bytes == 4 * (2**40 + 2**20)
+
+
+def fail_to_make():
+    raise KeyError("width")
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (fail_to_make, "calling fail_to_make raised KeyError: 'width'"),
+        (lambda: 5, "made a int"),
+    ],
+)
+def test_a_factory_that_makes_no_module_is_refused_in_one_line(make, match):
+    with pytest.raises(ModelError, match=match):
+        trace_step(make, (torch.ones(3),), Workload(batch=3, seq=1, device="cpu"))
+
+
+def test_a_trained_lstm_is_refused_since_nobody_tells_its_workspace():
+    with pytest.raises(UnsupportedError, match=r"an LSTM on the CPU keeps a workspace.*measure it instead"):
+        trace_step(nn.LSTM(8, 8), (torch.ones(3, 2, 8),), Workload(batch=2, seq=3, device="cpu"))
+
+
+def test_a_gru_is_traced_as_it_runs():
+    inputs, workload = (torch.ones(3, 2, 8),), Workload(batch=2, seq=3, device="cpu")
+    traced = step_memory(trace_step(nn.GRU(8, 8), inputs, workload))
+    assert traced.saved_bytes == measure_training_step(nn.GRU(8, 8), inputs, workload=workload).saved_bytes
+
+
+def test_a_trace_that_fails_logs_nothing():
+    class Wrong(nn.Linear):
+        def forward(self, x):
+            logging.getLogger("transformers.modeling").warning("of a model")
+            return super().forward(x).roll((1, 1), (3, 4))  # there are no such dimensions
+
+    logged = []
+    handler = logging.Handler()
+    handler.emit = logged.append
+    loggers = [logging.getLogger(name) for name in ("torch._subclasses.fake_tensor", "transformers")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        with pytest.raises(ModelError):
+            trace_step(Wrong(3, 5), (torch.ones(7, 3),), Workload(batch=7, seq=1, device="cpu"))
+        assert logged == []
+        for logger in loggers:
+            logger.warning("afterwards")
+        assert [record.getMessage() for record in logged] == 2 * ["afterwards"]
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
 
 
 def test_the_module_is_left_as_it_was():

@@ -1,11 +1,14 @@
 """track around a user's own step: what it tells, and what it must not disturb."""
 
+import gc
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import headwise
 from headwise.cost.results import Ledger
@@ -180,3 +183,145 @@ def test_inference_mode_and_autocast_are_followed():
         module(torch.ones(7, 3))
     shapes = {(entry.shape, entry.dtype) for entry in ledger.entries if entry.born}
     assert ((7, 5), "bfloat16") in shapes
+
+
+class Checkpointed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(3, 5)
+
+    def forward(self, x):
+        return checkpoint(self.inner, x, use_reentrant=False)
+
+
+def test_a_checkpoint_in_another_thread_leaves_nothing_here():
+    def run_elsewhere():
+        Checkpointed()(torch.ones(17, 3, requires_grad=True)).sum().backward()
+
+    thread = threading.Thread(target=run_elsewhere)
+    with track() as ledger:
+        thread.start()
+        thread.join()
+        x = torch.ones(7)
+    assert [(entry.name, entry.shape, entry.owner) for entry in ledger.entries] == [("ones", (7,), "")]
+    del x
+
+
+def test_a_checkpoint_here_keeps_a_state_of_the_random_generator():
+    with track() as ledger:
+        Checkpointed()(torch.ones(7, 3, requires_grad=True)).sum().backward()
+    states = [entry for entry in ledger.entries if entry.name == "random state"]
+    assert {entry.bytes for entry in states} == {torch.get_rng_state().nbytes}
+    assert ledger.moments[states[0].born].startswith("forward")
+    assert ledger.moments[states[-1].born].startswith("backward")
+
+
+def test_blocks_that_overlap_in_two_threads_leave_torch_as_it_was():
+    before = torch.get_rng_state
+    inside, may_leave = threading.Event(), threading.Event()
+
+    def record():
+        with track():
+            inside.set()
+            may_leave.wait()
+
+    thread = threading.Thread(target=record)
+    thread.start()
+    inside.wait()
+    with track() as ledger:
+        may_leave.set()
+        thread.join()
+        state = torch.get_rng_state()
+    assert torch.get_rng_state is before
+    assert [entry.name for entry in ledger.entries] == ["random state"]
+    del state
+
+
+def test_a_module_that_is_dropped_inside_is_not_held_and_its_weights_are_told():
+    with track() as ledger:
+        module = nn.Linear(3, 5)
+        module(torch.ones(7, 3))
+        reference = weakref.ref(module)
+        del module
+        gc.collect()
+        assert reference() is None
+        torch.ones(1)
+    weights = [entry for entry in ledger.entries if entry.kind == "parameter"]
+    assert [(entry.shape, entry.freed is None) for entry in weights] == [((5, 3), False), ((5,), False)]
+
+
+@pytest.mark.parametrize("kept", [{"calls": 1}, {"history": {"loss": 0.5}}])
+def test_an_optimizer_may_keep_what_is_no_tensor(kept):
+    module = nn.Linear(3, 5, bias=False)
+    optimizer = torch.optim.SGD(module.parameters(), momentum=0.9)
+    optimizer.state.update(kept)
+    with track(module) as ledger:
+        module(torch.ones(7, 3)).sum().backward()
+        optimizer.step()
+    assert [entry.name for entry in ledger.entries if entry.kind == "optimizer"] == ["momentum_buffer of weight"]
+
+
+def steps_with_and_without_a_closure(module, optimizer, x):
+    def closure():
+        optimizer.zero_grad()
+        loss = module(x).pow(2).sum()
+        loss.backward()
+        return loss
+
+    def step_after():
+        closure()
+        optimizer.step()
+
+    return lambda: optimizer.step(closure), lambda: optimizer.step(closure=closure), step_after
+
+
+def test_what_an_optimizer_runs_again_is_forward_and_backward():
+    module = nn.Sequential(nn.Linear(3, 5, bias=False), nn.Tanh())
+    optimizer = torch.optim.AdamW(module.parameters(), foreach=False)
+    saved, phases = [], []
+    for step in steps_with_and_without_a_closure(module, optimizer, torch.ones(7, 3)):
+        with track(module) as ledger:
+            step()
+        saved.append(sorted((entry.owner, entry.shape) for entry in ledger.entries if entry.kind == "saved"))
+        phases.append({moment.split(":")[0] for moment in ledger.moments})
+    assert saved[0] == saved[1] == saved[2]
+    assert ("1", (7, 5)) in saved[0]  # tanh keeps its result
+    assert phases == 3 * [{"forward", "outside modules", "backward", "optimizer step"}]
+
+
+class Failing(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure=None):
+        raise RuntimeError("no step today")
+
+
+def test_after_a_step_that_failed_the_next_forward_is_one_again():
+    module = nn.Linear(3, 5)
+    optimizer = Failing(module.parameters())
+    with track(module) as ledger:
+        with pytest.raises(RuntimeError, match="no step today"):
+            optimizer.step()
+        y = module(torch.ones(7, 3))
+        z = y.exp()
+    moments = {entry.name: ledger.moments[entry.born].split(":")[0] for entry in ledger.entries if entry.born}
+    assert (moments["addmm"], moments["exp"]) == ("forward", "outside modules")
+    del y, z
+
+
+def test_a_lazy_weight_counts_from_when_it_has_a_size():
+    module = nn.Sequential(nn.LazyLinear(5, bias=False))
+    with track(module) as ledger:
+        module(torch.ones(7, 3))
+    [weight] = [entry for entry in ledger.entries if entry.kind == "parameter"]
+    assert (weight.shape, weight.owner) == ((5, 3), "0")
+    assert weight.born > 0
+
+
+def test_a_module_without_a_hash_runs():
+    class Unhashable(nn.Linear):
+        __hash__ = None
+
+    with track() as ledger:
+        y = Unhashable(3, 5, bias=False)(torch.ones(7, 3))
+    assert ((5, 3), "Unhashable") in [(e.shape, e.owner) for e in ledger.entries if e.kind == "parameter"]
+    del y

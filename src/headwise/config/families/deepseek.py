@@ -13,6 +13,8 @@ from headwise.config.latent import LatentAttentionConfig
 from headwise.config.model import MAX_LAYERS, BlockConfig, FeedForwardConfig, ModelConfig
 from headwise.errors import ConfigError
 
+MAX_STRETCH_WEIGHT = 1000  # published: 0.707 and 1
+
 _SHARED: dict[str, object] = {
     "num_key_value_heads": None,
     "hidden_act": "silu",
@@ -134,8 +136,11 @@ def _read_stretch(keys: Keys) -> float:
     settings = keys.mapping("rope_scaling") or keys.mapping("rope_parameters")
     if settings.get("rope_type", settings.get("type", "default")) == "default":
         return 1.0
-    weight, factor = settings.get("mscale_all_dim") or 0, settings.get("factor", 1)
+    weight, factor = settings.get("mscale_all_dim"), settings.get("factor", 1)
+    weight = 0 if weight is None else weight
     require_number("mscale_all_dim", weight)
     require_number("factor", factor)
     assert isinstance(weight, int | float) and isinstance(factor, int | float)
+    if not 0 <= weight <= MAX_STRETCH_WEIGHT:
+        raise ConfigError(f"mscale_all_dim must be between 0 and {MAX_STRETCH_WEIGHT}; got {weight}")
     return 0.1 * weight * math.log(factor) + 1.0 if weight and factor > 1 else 1.0

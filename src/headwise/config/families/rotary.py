@@ -29,9 +29,9 @@ def read_rotary(keys: Keys, *, head_dim: int, theta_key: str = "rope_theta", par
     if partial_key is not None:
         factor = settings.get("partial_rotary_factor")
         factor = keys.positive(partial_key) if factor is None else factor
-    return _rotary(
-        key, settings, theta=settings.get("rope_theta") or keys.positive(theta_key), share=factor, head_dim=head_dim
-    )
+    theta = settings.get("rope_theta")
+    theta = keys.positive(theta_key) if theta is None else theta
+    return _rotary(key, settings, theta=theta, share=factor, head_dim=head_dim)
 
 
 def read_rotary_by_kind(keys: Keys) -> dict[str, Rotary]:

@@ -3,9 +3,8 @@
 No rule for shapes shows these bytes, since nobody but the kernel sees the tensors. They count at one instant only:
 while the operation runs, beside its inputs and its results.
 
-Sources, pytorch 2.13: aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp (`mha_bwd`),
-cuda/attention_backward.cu, cuda/mem_eff_attention/kernel_backward.h and kernels/cutlassB.h,
-native/transformers/attention.cpp (`_safe_softmax`), native/cuda/Embedding{,BackwardKernel}.cu. Derived, not measured.
+Sources, pytorch 2.13: for fused attention those of `kernel_workspace`; native/transformers/attention.cpp
+(`_safe_softmax`), native/cuda/Embedding{,BackwardKernel}.cu. Derived, not measured.
 
 Not covered: cuDNN's own workspace; cuBLAS's, which is kept and not given back; the partial sums of the flash kernel's
 forward for a few long rows (split keys) and of the norms' weight gradients; temporary storage of sorts.
@@ -17,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+
+from headwise.cost.kernel_workspace import efficient_backward_bytes, flash_backward_bytes
 
 aten = torch.ops.aten
 
@@ -47,58 +48,35 @@ def workspace_bytes(
 
 
 def _flash_backward(call: _Arguments, capability: tuple[int, int]) -> int:
-    """Count the flash kernel's backward: query gradients in float32, row sums, copies; grouped heads one by one."""
     query: Tensor = call["query"]
-    key: Tensor = call["key"]
     batch, num_heads, query_len, head_dim = query.shape
-    num_kv_heads, key_len = key.shape[1:3]
-    rows = _round_up(query_len, 128)
-    width = _round_up(head_dim, 32 if head_dim <= 128 else 64)
-    total = 4 * batch * rows * num_heads * width  # dq_accum
-    total += 4 * batch * num_heads * rows  # softmax_d
-    if num_kv_heads != num_heads:
-        total += 2 * query.element_size() * batch * key_len * num_heads * head_dim  # dk_expanded and dv_expanded
-    return total + _copy_bytes(call["grad_out"]) + _copy_bytes(call["out"])
+    num_kv_heads, key_len = call["key"].shape[1:3]
+    own = flash_backward_bytes(
+        batch=batch,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        query_len=query_len,
+        key_len=key_len,
+        head_dim=head_dim,
+        number_bytes=query.element_size(),
+    )
+    return own + _copy_bytes(call["grad_out"]) + _copy_bytes(call["out"])
 
 
 def _efficient_backward(call: _Arguments, capability: tuple[int, int]) -> int:
-    """Count the memory-efficient kernel's backward: row sums, and gradients that wait in float32 tiles."""
     query: Tensor = call["query"]
-    gradient: Tensor = call["grad_out_"]
     batch, num_heads, query_len, head_dim = query.shape
-    row_sums = 4 * batch * num_heads * query_len
-    key_len: int = call["key"].shape[2]
-    v_head_dim: int = call["value"].shape[3]
-    is_half = query.element_size() == 2
-    tile_rows, tile_columns, is_in_registers = _choose_tile(is_half, max(head_dim, v_head_dim), capability)
-    blocks = -(-query_len // tile_rows) * -(-head_dim // tile_columns)
-    numbers = blocks * (tile_rows * tile_columns + 4)  # 4: a lock and a counter, padded to 16 bytes
-    if is_half and not is_in_registers:
-        splits = max(1, min(-(-key_len // tile_columns), 200 // (batch * num_heads)))  # torch's choice, to save memory
-        columns = _round_up(head_dim, tile_rows) + _round_up(v_head_dim, tile_rows)
-        numbers += splits * tile_columns * columns
-    tiles = 4 * batch * num_heads * _round_up(numbers, 4)
-    if is_half:
-        return _copy_bytes(gradient) + row_sums + tiles
-    # In float32 gradient and output are multiplied, summed and turned before the kernel starts, in one expression.
-    product = 4 * gradient.numel()
-    return _copy_bytes(gradient) + max(product + 2 * row_sums, row_sums + tiles)
-
-
-def _choose_tile(is_half: bool, head_dim: int, capability: tuple[int, int]) -> tuple[int, int, bool]:
-    """Return the rows and columns of the backward kernel's tiles, and whether key gradients stay in registers.
-
-    The first kernel of torch's list that is wide enough and fits in shared memory runs. Where its size is not known
-    to fit, the one with the larger tiles is taken.
-    """
-    has_large_memory = capability in ((8, 0), (9, 0), (10, 0), (10, 3))
-    if head_dim <= 64:
-        return 64, 64, is_half
-    if is_half and head_dim <= 96 and capability in ((8, 6), (8, 9)):
-        return 128, 64, True
-    if is_half and head_dim <= 128 and capability >= (8, 0):
-        return (128, 128, True) if has_large_memory else (64, 64, False)
-    return 128, 64, is_half and head_dim <= 128
+    own = efficient_backward_bytes(
+        batch=batch,
+        num_heads=num_heads,
+        query_len=query_len,
+        key_len=call["key"].shape[2],
+        head_dim=head_dim,
+        v_head_dim=call["value"].shape[3],
+        is_half=query.element_size() == 2,
+        compute_capability=capability,
+    )
+    return own + _copy_bytes(call["grad_out_"])
 
 
 def _safe_softmax(call: _Arguments, capability: tuple[int, int]) -> int:
@@ -129,10 +107,6 @@ def _embedding_backward(call: _Arguments, capability: tuple[int, int]) -> int:
 def _copy_bytes(x: Tensor) -> int:
     """Return the bytes of the copy that a kernel makes of (batch, heads, tokens, size) unless tokens come first."""
     return 0 if x.transpose(1, 2).is_contiguous() else x.numel() * x.element_size()
-
-
-def _round_up(number: int, step: int) -> int:
-    return -(-number // step) * step
 
 
 _COUNTS: dict[OpOverload, Callable[[_Arguments, tuple[int, int]], int]] = {

@@ -46,6 +46,12 @@ class AdaptedProjection(nn.Module):
         self.B = nn.Linear(rank, outputs, **like)
         nn.init.zeros_(self.B.weight)
 
+    @property
+    def weight(self) -> Tensor:
+        """The frozen weight, for models that ask its dtype (T5)."""
+        weight: Any = self.projection.weight
+        return weight  # type: ignore[no-any-return]
+
     def forward(self, x: Tensor) -> Tensor:
         """Project x (..., inputs) to (..., outputs)."""
         result: Tensor = self.projection(x)

@@ -3,9 +3,7 @@
 import copy
 import statistics
 import time
-import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,6 +26,7 @@ from headwise.cost.running.prepare import (
     sum_of_first_tensor,
     switch_cache_off,
 )
+from headwise.cost.running.saved import follow_saved
 from headwise.cost.workload import Workload
 from headwise.errors import ConfigError, ModelError, UnsupportedError
 
@@ -79,8 +78,9 @@ def measure_training_step(
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else ()), torch.enable_grad():
         step = _make_step(module, inputs, device, workload, loss, optimizer)
         given = [*step.module.parameters(), *step.module.buffers(), *tree_leaves(step.inputs)]
-        with count_saved_bytes(given) as saved:
-            step.run(Peaks(), before_backward=saved.close)
+        saved_bytes: list[int] = []  # in each pass of the step
+        with follow_saved() as saved:
+            step.run(Peaks(), before_backward=lambda: saved_bytes.append(_bytes_beside(saved.held(), given)))
         flops = step.count_flops() if with_flops else None
         states = [state for each in step.optimizers for state in each.state.values()]
         standing_bytes = storage_bytes([*given, *tree_leaves(states)])
@@ -92,7 +92,7 @@ def measure_training_step(
     moment = max(MOMENTS, key=lambda name: peaks.bytes_by_moment[name])
     return MeasuredStep(
         parameter_bytes=storage_bytes(step.module.parameters()),
-        saved_bytes=saved.total_bytes,
+        saved_bytes=saved_bytes[-1],
         peak_bytes=standing_bytes + peaks.bytes_by_moment[moment],
         peak_moment=moment,
         seconds=statistics.median(seconds) if seconds else None,
@@ -112,44 +112,10 @@ def storage_bytes(tensors: Iterable[object]) -> int:
     return sum(storages.values())
 
 
-class _Saved:
-    """One tensor that an operation saved; it lives as long as the operation holds it."""
-
-    __slots__ = ("__weakref__", "tensor")
-
-    def __init__(self, tensor: Tensor):
-        # Detached: an operation that saves its own result would else hold itself alive.
-        self.tensor = tensor.detach()
-
-
-class SavedBytes:
-    """The bytes that are saved for backward at the moment of `close`."""
-
-    def __init__(self, excluded: Iterable[object]):
-        self.total_bytes = 0
-        self._excluded = {one.untyped_storage().data_ptr() for one in excluded if isinstance(one, Tensor)}
-        self._saved: list[weakref.ref[_Saved]] = []
-
-    def pack(self, tensor: Tensor) -> _Saved:
-        """Take a tensor that an operation saves."""
-        saved = _Saved(tensor)
-        self._saved.append(weakref.ref(saved))
-        return saved
-
-    def close(self) -> None:
-        """Count what is still held."""
-        held = [saved.tensor for reference in self._saved if (saved := reference()) is not None]
-        self.total_bytes = storage_bytes(
-            tensor for tensor in held if tensor.untyped_storage().data_ptr() not in self._excluded
-        )
-
-
-@contextmanager
-def count_saved_bytes(excluded: Iterable[object]) -> Iterator[SavedBytes]:
-    """Follow what operations save for backward, but for the storages of some tensors; call `close` before backward."""
-    saved = SavedBytes(excluded)
-    with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda one: one.tensor):
-        yield saved
+def _bytes_beside(saved: Iterable[Tensor], given: Iterable[object]) -> int:
+    """Add up the memory of what is saved, but for storages of tensors that were given."""
+    excluded = {one.untyped_storage().data_ptr() for one in given if isinstance(one, Tensor)}
+    return storage_bytes(tensor for tensor in saved if tensor.untyped_storage().data_ptr() not in excluded)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from headwise.cost.running.adapters import add_adapters
+from headwise.cost.running.layer_lists import find_lists
 from headwise.cost.workload import Workload
 from headwise.errors import ModelError, UnsupportedError
 from headwise.integrations.recomputed_attention import recompute_attention
@@ -244,9 +245,8 @@ def _checkpoint_layers(module: Any) -> None:
         except ValueError as error:
             raise UnsupportedError(f"{type(module).__name__} must support checkpointing; {error}") from error
         return
-    stacks = [part for part in module.modules() if isinstance(part, nn.ModuleList) and _is_stack(part)]
-    inside = {id(part) for stack in stacks for part in stack.modules() if part is not stack}
-    layers = [layer for stack in stacks if id(stack) not in inside for layer in stack]
+    lists = find_lists(nn.ModuleDict({"module": module}), (nn.ModuleList,))  # the module itself may be one
+    layers = list(dict.fromkeys(layer for layers in lists.values() for layer in layers))  # one may stand in many places
     if not layers:
         raise UnsupportedError(
             f"full checkpointing needs a ModuleList of equal layers, or a Hugging Face model; {type(module).__name__} "
@@ -254,10 +254,6 @@ def _checkpoint_layers(module: Any) -> None:
         )
     for layer in layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
-
-
-def _is_stack(modules: nn.ModuleList) -> bool:
-    return len({type(layer) for layer in modules}) == 1
 
 
 class _DeferredScores(nn.Module):

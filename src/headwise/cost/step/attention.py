@@ -39,7 +39,7 @@ def make_mask(run: Run, config: HeadsConfig) -> Storage | None:
 
 
 def is_windowed(config: HeadsConfig, workload: Workload) -> bool:
-    """Tell whether transformers hands sdpa a mask tensor: a window that hides a key."""
+    """Tell whether transformers hands sdpa a mask tensor: there are as many tokens as the window holds, or more."""
     return isinstance(config.mask, SlidingWindow) and workload.seq >= config.mask.window_size
 
 
@@ -99,21 +99,21 @@ def attend(
             scores, then cast to the values'; "throughout", that of the scores, and not cast.
         bias: what is added to the scores (T5), (1, H, T, S).
     """
-    inputs = (query, key, value) if bias is None else (query, key, value, bias)
     if run.workload.checkpoint != "selective":
-        return _attend(run, config, softmax, *inputs)
-    own = replace(run, masks={config.mask: run.masks.get(config.mask)}, held=[])  # the body may have returned
-    return checkpointed(run.tape, partial(_attend, own, config, softmax), *inputs)
+        return _attend(run, config, softmax, bias, query, key, value)
+    # The body may have returned when the part runs again, which then holds its mask and bias; they are not saved.
+    own = replace(run, masks={config.mask: run.masks.get(config.mask)}, held=[])
+    return checkpointed(run.tape, partial(_attend, own, config, softmax, bias), query, key, value)
 
 
 def _attend(
     run: Run,
     config: HeadsConfig,
     softmax: SoftmaxDtype,
+    bias: Value | None,
     query: Value,
     key: Value,
     value: Value,
-    bias: Value | None = None,
 ) -> tuple[Value, Value | None]:
     if run.workload.attention == "eager":
         return _attend_eagerly(run, config, query, key, value, softmax, bias)

@@ -1,6 +1,6 @@
 """What stands on the last layer, on a tape: the final norm, a pooler, and the head."""
 
-from headwise.config.model import ModelConfig
+from headwise.config.model import ModelConfig, OutputHead
 from headwise.cost.step import operations as ops
 from headwise.cost.step.layers import normalise, project
 from headwise.cost.step.run import Run, Weights
@@ -10,7 +10,7 @@ from headwise.cost.step.tape import Value
 def play_head(run: Run, config: ModelConfig, weights: Weights, x: Value) -> tuple[Value, ...]:
     """Return what the loss reads, then what else the model returns.
 
-    For the chunked loss these are the states that the output projection reads.
+    In training with the chunked loss these are the states that the output projection reads.
     """
     head = config.head
     if config.final_norm:
@@ -29,16 +29,22 @@ def play_head(run: Run, config: ModelConfig, weights: Weights, x: Value) -> tupl
         states = ops.activation("transform, active", states, config.blocks[0].feed_forward.activation)
         states = normalise(run, "transform, normed", states, weights, "transform norm")
     states = run.dropout("head input", states, head.dropout_p)
-    if run.workload.loss == "chunked_cross_entropy":
+    if run.workload.phase == "train" and run.workload.loss == "chunked_cross_entropy":
         return (states,)
-    scores = project("output scores", states, weights, "output")
-    if head.softcap is not None:
-        scores = ops.scale("output scores over the cap", scores)
-        scores = ops.tanh("output scores, tanh", scores)
-        scores = ops.scale("output scores, capped", scores)
+    scores = play_scores(head, weights, states)
     # A decoder that classifies texts scores every token.
     is_of_texts = head.kind == "classifier" and config.kind == "decoder" and not head.bias
     return (_pick_last(scores), scores) if is_of_texts else (scores,)
+
+
+def play_scores(head: OutputHead, weights: Weights, states: Value) -> Value:
+    """Project states to the scores, and cap them where the head does."""
+    scores = project("output scores", states, weights, "output")
+    if head.softcap is None:
+        return scores
+    scores = ops.scale("output scores over the cap", scores)
+    scores = ops.tanh("output scores, tanh", scores)
+    return ops.scale("output scores, capped", scores)
 
 
 def _pool(run: Run, config: ModelConfig, weights: Weights, x: Value) -> Value:

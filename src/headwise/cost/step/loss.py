@@ -3,15 +3,15 @@
 Cross-entropy is transformers 5.24's: of a decoder the scores in float32 against the next token, of an encoder the
 scores as they are against the labels. Its log-probabilities, as large as the scores, are kept; backward makes two more.
 
-The chunked one cuts the tokens into `NUM_CHUNKS` pieces. Each piece goes through the output projection and the loss
-under a checkpoint: its scores are dropped, and made again in backward.
+The chunked one cuts the tokens into `NUM_CHUNKS` pieces. Each piece goes through the output projection, its cap and
+the loss under a checkpoint: its scores are dropped, and made again in backward.
 """
 
 from headwise.config.model import ModelConfig
 from headwise.cost.step import operations as ops
 from headwise.cost.step.autocast import cast, cast_inputs
 from headwise.cost.step.checkpointing import checkpointed
-from headwise.cost.step.layers import project
+from headwise.cost.step.head import play_scores
 from headwise.cost.step.run import Weights
 from headwise.cost.step.tape import Storage, Value
 from headwise.cost.workload import Workload
@@ -46,8 +46,9 @@ def cross_entropy(config: ModelConfig, scores: Value, labels: Storage) -> Value:
 
 
 def chunked_cross_entropy(config: ModelConfig, states: Value, weights: Weights, labels: Storage) -> Value:
-    """The same mean of what the output projection says of states (B, T, E), piece by piece."""
-    tape = states.storage.tape
+    """The same mean of the scores that the head gives states (B, T, E), piece by piece."""
+    head, tape = config.head, states.storage.tape
+    assert head is not None, "checked by require_scores"
     targets = labels if config.kind == "encoder" else _shift(labels)[0]
     targets.record.is_kept = tape.grad_enabled  # a checkpoint saves them too
     count = tape.new("number of labels", (), "int64")
@@ -56,8 +57,7 @@ def chunked_cross_entropy(config: ModelConfig, states: Value, weights: Weights, 
     pieces = ops.split_rows(ops.view(states, (tokens, width)), -(-tokens // NUM_CHUNKS))
 
     def one_piece(piece: Value) -> Value:
-        scores = project("output scores", piece, weights, "output")
-        return _negative_likelihood(cast(scores, "float32"), targets)
+        return _negative_likelihood(cast(play_scores(head, weights, piece), "float32"), targets)
 
     loss = None
     for piece in pieces:

@@ -1,7 +1,6 @@
 """Which implementations can be played on a tape: those of transformers 5.24, by `model_type`."""
 
-from headwise.config.attention import AttentionConfig
-from headwise.config.model import BlockConfig, ModelConfig
+from headwise.config.model import ModelConfig
 from headwise.cost.step.families.bert import BERT, DISTILBERT, ROBERTA
 from headwise.cost.step.families.deepseek import DEEPSEEK_V3
 from headwise.cost.step.families.gpt2 import GPT2
@@ -10,6 +9,7 @@ from headwise.cost.step.families.headwise import HEADWISE
 from headwise.cost.step.families.llama import GEMMA, GEMMA2, LLAMA, OLMO2, PHI3, QWEN_MOE
 from headwise.cost.step.families.t5 import T5
 from headwise.cost.step.families.vit import VIT
+from headwise.cost.step.oddities import find_oddity
 from headwise.cost.step.run import Family
 from headwise.cost.workload import Workload
 from headwise.errors import UnsupportedError
@@ -64,33 +64,8 @@ def family_of(config: ModelConfig, workload: Workload) -> Family:
         raise UnsupportedError(
             f"a model of model_type {config.model_type!r} must have {', '.join(missing)}; got none: measure the module"
         )
-    encoder_groups = config.encoder.block_groups if config.encoder is not None else ()
-    for block, _ in (*config.block_groups, *encoder_groups):
-        if oddity := _find_oddity(block, family):
-            raise UnsupportedError(
-                f"a layer of model_type {config.model_type!r} has another form; got {oddity}: measure the module"
-            )
+    if oddity := find_oddity(config, family):
+        raise UnsupportedError(
+            f"a layer or model of model_type {config.model_type!r} has another form; got {oddity}: measure the module"
+        )
     return family
-
-
-def _find_oddity(block: BlockConfig, family: Family) -> str | None:
-    """Return what a block has that layers of its family, as they are known, have not."""
-    attention = block.attention
-    is_whole = not isinstance(attention, AttentionConfig) or not (
-        attention.sink or attention.output_gate or attention.kv_layer is not None
-    )
-    oddities = (
-        (not isinstance(attention, family.attention), type(attention).__name__),
-        (not is_whole, "a sink, an output gate or keys of an earlier layer"),
-        (
-            not isinstance(getattr(attention, "position", None), family.positions),
-            f"position {getattr(attention, 'position', None)!r}",
-        ),
-        (block.norm_placement not in family.norm_placements, f"norm_placement {block.norm_placement!r}"),
-        (block.feed_forward.num_experts > 1 and not family.has_experts, "experts"),
-        (block.feed_forward.router_bias or block.feed_forward.shared_gate, "a router's bias or a gate of experts"),
-        (block.feed_forward.shared_hidden_dim > 0 and family is not DEEPSEEK_V3, "a shared expert"),
-        (block.cross_attention is not None and family is not T5, "a cross_attention"),
-        (block.parallel and family is not GPT_NEOX, "attention and feed-forward in parallel"),
-    )
-    return next((text for is_odd, text in oddities if is_odd), None)

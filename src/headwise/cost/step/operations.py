@@ -220,21 +220,21 @@ def first_token(x: Value) -> Value:
 
 def split(x: Value, widths: Sequence[int]) -> list[Value]:
     """Views of parts of the last dimension; backward joins their gradients in one new tensor."""
-    layout = "heads" if len(x.shape) == 4 else "tokens"
-    whole = x.storage.tape.apply(
-        x.storage.record.name, x.shape, fresh=(x,), storage=x.storage, gradient_layouts=(layout,)
-    )
-    return [Value((*x.shape[:-1], width), x.storage, whole.node, slot) for slot, width in enumerate(widths)]
+    return _split(x, [(*x.shape[:-1], width) for width in widths])
 
 
 def split_rows(x: Value, rows: int) -> list[Value]:
     """Views of as many rows at a time; backward joins their gradients in one new tensor."""
+    lengths = [min(rows, x.shape[0] - start) for start in range(0, x.shape[0], rows)]
+    return _split(x, [(length, *x.shape[1:]) for length in lengths])
+
+
+def _split(x: Value, shapes: Sequence[Shape]) -> list[Value]:
     layout = "heads" if len(x.shape) == 4 else "tokens"
     whole = x.storage.tape.apply(
         x.storage.record.name, x.shape, fresh=(x,), storage=x.storage, gradient_layouts=(layout,)
     )
-    lengths = [min(rows, x.shape[0] - start) for start in range(0, x.shape[0], rows)]
-    return [Value((length, *x.shape[1:]), x.storage, whole.node, slot) for slot, length in enumerate(lengths)]
+    return [Value(shape, x.storage, whole.node, slot) for slot, shape in enumerate(shapes)]
 
 
 def factors(a: Value, b: Value) -> tuple[Storage, ...]:

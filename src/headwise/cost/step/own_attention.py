@@ -1,50 +1,59 @@
 """Our own attention on a tape: `ops.attention` as `nn.MultiHeadAttention` calls it, by reference or by torch's kernels.
 
-Which mask tensor a call makes, and whether queries of a group are packed, follows the same rules as in `ops`, read from
-the lengths alone.
+Which mask tensor a call makes, and whether queries of a group are packed, follows the very rules that `ops` reads.
 """
 
-from typing import NamedTuple
+from dataclasses import replace
+from functools import partial
 
 from headwise.config.attention import AttentionConfig
 from headwise.cost.step import heads
 from headwise.cost.step import operations as ops
 from headwise.cost.step.attention import dropout_of
 from headwise.cost.step.autocast import autocasting, cast, cast_inputs
+from headwise.cost.step.checkpointing import checkpointed
 from headwise.cost.step.run import Run
 from headwise.cost.step.sdpa import attend_by_products, attend_fused
 from headwise.cost.step.tape import Storage, Tape, Value
-from headwise.kernels import KernelChoice, MaskForm, SdpaCase, sdpa_kernel
-from headwise.masks.patterns import Mask
-
-
-class _Form(NamedTuple):
-    """How little a mask needs for a square of pairs, and whether a key or a query is left without the other."""
-
-    kind: MaskForm
-    has_idle: bool
+from headwise.cost.workload import Workload
+from headwise.kernels import KernelChoice, SdpaCase, choose_packing
+from headwise.masks.form import MaskForm, simplest_form
 
 
 def attend(run: Run, config: AttentionConfig, query: Value, key: Value, value: Value) -> Value:
     """Attend, and lay the heads of each token side by side: (B, T, H * V)."""
+    if run.workload.checkpoint != "selective":
+        return _attend(run, config, query, key, value)
+    own = replace(run, held=[])  # the body may have returned
+    return checkpointed(run.tape, partial(_attend, own, config), query, key, value)
+
+
+def plan_kernel(config: AttentionConfig, workload: Workload) -> tuple[bool, KernelChoice]:
+    """Decide whether the queries of a group are packed, and say which kernel of sdpa then runs."""
+    seq = workload.seq
+    case = SdpaCase(
+        device=workload.device,
+        dtype=workload.autocast_dtype or workload.weight_dtype,
+        head_dim=config.head_dim,
+        v_head_dim=config.v_head_dim,
+        mask=simplest_form(config.mask, seq, seq).kind,
+        grouped=config.queries_per_kv > 1,
+        dropout_p=dropout_of(config, workload),
+        requires_grad=workload.phase == "train",
+        query_len=seq,
+        key_len=seq,
+        compute_capability=workload.compute_capability,
+    )
+    return choose_packing(case, config.queries_per_kv)
+
+
+def _attend(run: Run, config: AttentionConfig, query: Value, key: Value, value: Value) -> Value:
     query, key, value = cast_inputs("scaled_dot_product_attention", query, key, value)
-    form = _simplest_form(config.mask, query.shape[2])
+    form = simplest_form(config.mask, query.shape[2], key.shape[2])
     with autocasting(run.tape, None):
         attend_by = _attend_by_reference if run.workload.attention == "eager" else _attend_by_sdpa
         output = attend_by(run, config, form, query, key, value)
     return heads.merge_heads("attention output, heads merged", output)
-
-
-def _simplest_form(mask: Mask, seq: int) -> _Form:
-    distances = mask.distances()
-    if distances is None:
-        return _Form("bool", has_idle=True)
-    intervals = distances.within(seq, seq).intervals
-    if intervals == ((1 - seq, seq),):
-        return _Form("none", has_idle=False)
-    if intervals == ((0, seq),):
-        return _Form("causal", has_idle=False)
-    return _Form("bool", has_idle=distances.longest_gap(seq, seq) >= seq)
 
 
 def _hide_idle(tape: Tape, query: Value, key: Value, value: Value) -> tuple[Value, Value, Value, Storage]:
@@ -60,7 +69,7 @@ def _hide_idle(tape: Tape, query: Value, key: Value, value: Value) -> tuple[Valu
 
 
 def _attend_by_reference(
-    run: Run, config: AttentionConfig, form: _Form, query: Value, key: Value, value: Value
+    run: Run, config: AttentionConfig, form: MaskForm, query: Value, key: Value, value: Value
 ) -> Value:
     tape, dtype = run.tape, query.dtype
     batch, num_heads, seq, _ = query.shape
@@ -84,13 +93,13 @@ def _attend_by_reference(
     return cast(output, dtype)
 
 
-def _attend_by_sdpa(run: Run, config: AttentionConfig, form: _Form, query: Value, key: Value, value: Value) -> Value:
+def _attend_by_sdpa(run: Run, config: AttentionConfig, form: MaskForm, query: Value, key: Value, value: Value) -> Value:
     tape = run.tape
     batch, num_heads, seq, _ = query.shape
     is_empty = None
     if form.has_idle:
         query, key, value, is_empty = _hide_idle(tape, query, key, value)
-    is_packed, choice = _plan_kernel(run, config, form, query.dtype)
+    is_packed, choice = plan_kernel(config, run.workload)
     groups = config.queries_per_kv if is_packed else 1
     mask = None
     if form.kind == "bool" or (form.kind == "causal" and is_packed):
@@ -116,27 +125,3 @@ def _attend_by_sdpa(run: Run, config: AttentionConfig, form: _Form, query: Value
     if is_empty is not None and tape.device != "cpu":
         output = ops.fill("attention output, empty rows hidden", output, is_empty)
     return output
-
-
-def _plan_kernel(run: Run, config: AttentionConfig, form: _Form, dtype: str) -> tuple[bool, KernelChoice]:
-    """Decide whether the queries of a group are packed, and say which kernel then runs."""
-    seq = run.workload.seq
-    unpacked = SdpaCase(
-        device=run.workload.device,
-        dtype=dtype,
-        head_dim=config.head_dim,
-        v_head_dim=config.v_head_dim,
-        mask=form.kind,
-        grouped=config.queries_per_kv > 1,
-        dropout_p=dropout_of(config, run.workload),
-        requires_grad=run.workload.phase == "train",
-        query_len=seq,
-        key_len=seq,
-        compute_capability=run.workload.compute_capability,
-        mask_dims=4,
-    )
-    kernel = sdpa_kernel(unpacked)
-    if config.queries_per_kv == 1 or (seq > 1 and kernel.is_fused):
-        return False, kernel
-    packed_mask: MaskForm = "none" if form.kind == "none" else "bool"
-    return True, sdpa_kernel(unpacked._replace(grouped=False, mask=packed_mask, query_len=config.queries_per_kv * seq))

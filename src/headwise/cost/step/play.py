@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from headwise.config.model import BlockConfig, ModelConfig
+from headwise.cost.adapters import require_targets
 from headwise.cost.step.attention import make_mask
 from headwise.cost.step.autocast import autocasting
 from headwise.cost.step.autograd import play_backward
 from headwise.cost.step.checkpointing import checkpointed
 from headwise.cost.step.head import play_head
 from headwise.cost.step.inputs import make_buffers, make_inputs
-from headwise.cost.step.lora import require_adapters
 from headwise.cost.step.loss import chunked_cross_entropy, cross_entropy, require_scores, total
 from headwise.cost.step.models import family_of
 from headwise.cost.step.optimizers import play_optimizer, require_optimizer
@@ -39,13 +39,13 @@ def play_step(config: ModelConfig, blocks: Sequence[BlockConfig], workload: Work
     """
     family = family_of(config, workload)
     require_scores(config, workload)
+    require_targets(config, workload.lora)
     require_optimizer(workload)
     is_training = workload.phase == "train"
     tape = Tape(grad_enabled=is_training, device=workload.device, lora=workload.lora if is_training else None)
     tape.embeddings_learn = tape.lora is not None and workload.checkpoint == "full"
     tape.begin("forward: embeddings")
     weights = ModelWeights(tape, config, blocks, family, workload.weight_dtype)
-    require_adapters(tape, weights.layers)
     with tape.owned_by("inputs"):
         inputs = make_inputs(tape, config, workload)
         ids_shape = (workload.batch, workload.seq)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from headwise.config.attention import AttentionConfig
 from headwise.config.latent import LatentAttentionConfig
@@ -15,6 +16,28 @@ from headwise.masks.patterns import Mask
 
 Weights = Mapping[str, Value]
 """Tensors by name: weights of a layer or of what stands around the layers, inputs, buffers."""
+
+Part = Literal[
+    "num_kv_heads",
+    "head_dim",
+    "v_head_dim",
+    "qk_norm over head",
+    "qk_norm over projection",
+    "softcap",
+    "any mask",
+    "rotary_dim",
+    "interleaved",
+    "cross_attention",
+    "parallel",
+    "gated",
+    "plain",
+    "shared expert",
+    "dropout_p",
+    "feed-forward dropout_p",
+    "position_table_size",
+    "pooler",
+]
+"""What models of a family may have and need not: settings of a config by name, other than those that all have."""
 
 HeadsConfig = AttentionConfig | LatentAttentionConfig
 """Kinds of layer that compute scores of pairs of tokens."""
@@ -50,6 +73,7 @@ class Family:
         norm_placements: where the norms of its layers may stand.
         tables: sizes of the config that it needs.
         buffers: what a model holds besides its weights.
+        parts: what else its forward pass has; configs with another part are refused.
         has_experts: its feed-forward may be a mixture of experts.
         drops_last_state: dropout follows the final norm (T5).
         drops_before_pooler: dropout precedes the pooler of a classifier (RoBERTa).
@@ -68,6 +92,7 @@ class Family:
     norm_placements: tuple[str, ...] = ("pre",)
     tables: tuple[str, ...] = ("vocab_size",)
     buffers: tuple[str, ...] = ()
+    parts: frozenset[Part] = frozenset()
     has_experts: bool = False
     drops_last_state: bool = False
     drops_before_pooler: bool = False

@@ -12,20 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
 
+from headwise.config.dtypes import DTYPE_BYTES
 from headwise.cost.results import Kind
 from headwise.cost.workload import Lora
 
-BYTES_OF_DTYPE = {
-    "float32": 4,
-    "bfloat16": 2,
-    "float16": 2,
-    "int64": 8,
-    "uint64": 8,
-    "int32": 4,
-    "int8": 1,
-    "uint8": 1,
-    "bool": 1,
-}
+BYTES_OF_DTYPE = DTYPE_BYTES | {"int64": 8, "uint64": 8, "int32": 4, "uint8": 1, "bool": 1}
 
 Shape = tuple[int, ...]
 

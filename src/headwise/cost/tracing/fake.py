@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from headwise.errors import ModelError, describe
+from headwise.errors import ModelError, UnsupportedError, describe
 
 
 class EmptyCopies:
@@ -98,7 +98,8 @@ def _map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
 class FakeKernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """What fake tensors cannot do by themselves; open it inside a `FakeTensorMode`.
 
-    A grouped product of experts runs in any dtype; torch fakes it in bfloat16 alone.
+    A grouped product of experts runs in any dtype; torch fakes it in bfloat16 alone. A trained LSTM is refused, since
+    torch fakes its workspace as empty.
 
     Attributes:
         answers: whether a number that is asked of a fake tensor is 1. False: asking is an error.
@@ -114,6 +115,11 @@ class FakeKernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func is torch.ops.aten._grouped_mm.default:
             return _grouped_product(*args, **kwargs)
+        if func is torch.ops.aten.mkldnn_rnn_layer.default and args[-1]:  # in train mode
+            raise UnsupportedError(
+                "a traced step must be made of operations that tell what they keep; an LSTM on the CPU keeps a "
+                "workspace of a size that oneDNN alone knows: measure it instead"
+            )
         if func is torch.ops.aten._local_scalar_dense.default and self.answers:
             return 1.0 if args[0].is_floating_point() else 1
         return func(*args, **kwargs)

@@ -4,6 +4,7 @@ A row whose layers repeat with a period (1 where all are alike, 2 where two kind
 fourth period: what is first stays first, so that code that reads a layer's number finds what it found before.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from types import BuiltinFunctionType, FunctionType
@@ -11,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from headwise.cost.running.layer_lists import find_lists
 
 NUM_KEPT_PERIODS = 4  # the first, the one that stands for others, the one that it is compared with, the last
 
@@ -47,17 +50,6 @@ class Row:
         return (layer[1] - self.num_first) // self.period
 
 
-def find_lists(module: nn.Module) -> dict[str, list[nn.Module]]:
-    """Return the outermost lists of layers of one class in a module, by name."""
-    lists: dict[str, list[nn.Module]] = {}
-    for name, part in module.named_modules():
-        is_list = isinstance(part, nn.ModuleList | nn.Sequential) and len({type(layer) for layer in part}) == 1
-        if name and is_list and not any(name.startswith(f"{outer}.") for outer in lists):
-            assert isinstance(part, nn.ModuleList | nn.Sequential)
-            lists[name] = list(part)
-    return lists
-
-
 def find_rows(module: nn.Module) -> list[Row]:
     """Return the lists of layers in a module, with how their layers repeat."""
     rows = []
@@ -67,7 +59,7 @@ def find_rows(module: nn.Module) -> list[Row]:
     return rows
 
 
-def cut_rows(module: nn.Module, rows: list[Row]) -> None:
+def cut_rows(module: nn.Module, rows: Iterable[Row]) -> None:
     """Drop the layers that need no trace, in place."""
     for row in rows:
         layers: Any = module.get_submodule(row.name)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headwise.cost.results import Kind, Ledger, LedgerEntry
 
@@ -112,5 +112,6 @@ def dtype_name(tensor: Tensor) -> str:
 
 
 def has_storage(tensor: Tensor) -> bool:
-    """Tell whether a tensor has memory of its own kind to follow."""
-    return tensor.layout is torch.strided and not torch._is_functional_tensor(tensor)
+    """Tell whether a tensor has memory of its own kind to follow; a lazy weight has none before the first call."""
+    is_strided = tensor.layout is torch.strided and not torch._is_functional_tensor(tensor)
+    return is_strided and not nn.parameter.is_lazy(tensor)

@@ -14,7 +14,7 @@ recorded as the additions in place that they are in an unwatched step.
 import threading
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
@@ -23,10 +23,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils.weak import WeakIdKeyDictionary
 
 from headwise.cost.results import Kind
-from headwise.cost.tracing.layers import find_lists
+from headwise.cost.running.layer_lists import find_lists, named_parts
 from headwise.cost.tracing.lives import (
     BACKWARD,
     BEFORE,
@@ -41,6 +42,7 @@ from headwise.cost.tracing.lives import (
     has_storage,
     make_life,
 )
+from headwise.cost.tracing.random_states import listen_to_random_states
 from headwise.cost.tracing.references import find_reused, is_readable_by_blas
 
 _GETS_DEVICE = torch.ops.prim.device.default  # what torch asks of a fake tensor many times an operation
@@ -62,7 +64,8 @@ class _Call(NamedTuple):
 class Recorder(TorchDispatchMode):
     """Context manager that records the life of every storage that operations make inside it.
 
-    Only the thread that enters it is recorded, and the threads in which autograd runs that thread's backward.
+    Only the thread that enters it is recorded, and the threads in which autograd runs that thread's backward: those
+    where this mode is active.
 
     Args:
         find_line: called at every birth for the line that is at work. Default: lines are not recorded.
@@ -72,8 +75,9 @@ class Recorder(TorchDispatchMode):
             makes; False where only a device's memory counts.
 
     Attributes:
-        phase: the caller's name for what is running; None = told by what is seen (modules, backward).
-        names: of the modules that were announced or have run.
+        phase: the caller's name for what is running; None = told by what is seen (modules, backward). An optimizer's
+            step holds neither: there modules and backward are told by what is seen too.
+        names: of the modules that were announced or have run, as long as they live.
         failed_at: where the last operation failed that did.
         standing: lives that began before the record.
         events: births and releases so far, in their order.
@@ -94,7 +98,7 @@ class Recorder(TorchDispatchMode):
         self._find_workspace = find_workspace
         self._has_random_states = with_random_states
         self._alive: dict[int, tuple[Life, weakref.ref[torch.UntypedStorage]]] = {}
-        self.names: dict[nn.Module, str] = {}
+        self.names: MutableMapping[nn.Module, str] = WeakIdKeyDictionary()  # some modules have no hash
         self.failed_at: Where | None = None
         self._layers: dict[str, Layer] = {}
         self._thread = threading.get_ident()
@@ -111,8 +115,7 @@ class Recorder(TorchDispatchMode):
         self._stack.callback(register_module_forward_pre_hook(self._enter_module).remove)
         self._stack.callback(register_module_forward_hook(self._leave_module, always_call=True).remove)
         if self._has_random_states:
-            self._stack.callback(setattr, torch, "get_rng_state", torch.get_rng_state)
-            torch.get_rng_state = partial(self._get_random_state, torch.get_rng_state)
+            self._stack.enter_context(listen_to_random_states(self._see_random_state))
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -128,7 +131,7 @@ class Recorder(TorchDispatchMode):
 
     def name_modules(self, module: nn.Module, *, root: str = "") -> None:
         """Take the names of a module's parts, and of the layers in its lists of layers."""
-        for name, part in module.named_modules():
+        for name, part in named_parts(module):
             self.names.setdefault(part, name or root)
         for row, layers in find_lists(module).items():
             self._layers |= {f"{row}.{index}": (row, index) for index in range(len(layers))}
@@ -152,13 +155,17 @@ class Recorder(TorchDispatchMode):
         found = self._alive.get(tensor.untyped_storage()._cdata) if has_storage(tensor) else None
         return None if found is None else found[0]
 
+    def is_active(self) -> bool:
+        """Tell whether this thread is one that is recorded: torch carries the mode into backward's own threads."""
+        return any(mode is self for mode in _get_current_dispatch_mode_stack())
+
     def where(self) -> Where:
         """Return where the step is."""
         node = torch._C._current_autograd_node()
+        given = None if self.phase == OPTIMIZER_STEP and (self._calls or node is not None) else self.phase
         if node is None:
-            phase = self.phase or (FORWARD if self._calls else OUTSIDE)
-            return Where(phase, *self._place)
-        phase = self.phase or BACKWARD
+            return Where(given or (FORWARD if self._calls else OUTSIDE), *self._place)
+        phase = given or BACKWARD
         if self._calls and self._calls[-1].is_in_backward:
             return Where(phase, *self._place)
         return Where(phase, *self._place_of(node))
@@ -220,15 +227,13 @@ class Recorder(TorchDispatchMode):
         self.events.append(Event(life, where))
         self._follow(storage, life)
 
-    def _get_random_state(self, get: Callable[[], Tensor]) -> Tensor:
-        state = get()
-        if threading.get_ident() == self._thread or torch._C._current_autograd_node() is not None:
+    def _see_random_state(self, state: Tensor) -> None:
+        if self.is_active():
             where = self.where()
             storage = state.untyped_storage()
             life = make_life(state, storage, "random state", where.owner, where.layer, line=self._find_line())
             self.events.append(Event(life, where))
             self._follow(storage, life)
-        return state
 
     def _see_copied_factors(self, factors: Sequence[Tensor], func: Any) -> None:
         for factor in factors:
@@ -303,9 +308,9 @@ class Recorder(TorchDispatchMode):
         return self._border_places[bisect_right(self._border_numbers, number) - 1]
 
     def _enter_module(self, module: nn.Module, inputs: Any) -> None:
-        node = torch._C._current_autograd_node()
-        if node is None and threading.get_ident() != self._thread:
+        if not self.is_active():
             return
+        node = torch._C._current_autograd_node()
         if module not in self.names:
             self.name_modules(module, root=type(module).__name__)
         name = self.names[module]
@@ -317,8 +322,7 @@ class Recorder(TorchDispatchMode):
         self._cross_border(name, layer)
 
     def _leave_module(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        node = torch._C._current_autograd_node()
-        if not self._calls or (node is None and threading.get_ident() != self._thread):
+        if not self._calls or not self.is_active():
             return
         left = self._calls.pop()
         owner, layer = self._calls[-1][:2] if self._calls else ("", None)

@@ -1,7 +1,8 @@
 """repeat_row: from the record of a module whose row of layers was cut, the record of the whole one.
 
-The second period of the row stands for all that are missing. That this is exact is not assumed but seen: the record of
-the third period must be that of the second one, birth by birth and release by release, wherever in the step.
+The second period of the row stands for all that are missing. The record of the third period must be that of the second
+one, birth by birth and release by release, wherever in the step. What comes out is a forecast: it says nothing of a
+forward pass that looks at a layer's number, or that runs parts of a layer on their own.
 """
 
 import re
@@ -29,7 +30,7 @@ def repeat_row(row: Row, standing: list[Life], events: list[Event]) -> tuple[lis
         events: its births and releases. Lives of layers behind the cut are renumbered in place.
 
     Raises:
-        IrregularError: the second and third period did not live alike.
+        IrregularError: the second and third period did not live alike, or did not run as layers of the row.
     """
     return _Repetition(row, standing, events).result() if row.num_missing else (standing, events)
 
@@ -57,6 +58,8 @@ class _Repetition:
         self._pair(*([life for life in self._standing if self._unit[life] == unit] for unit in (_SECOND, _THIRD)))
         seen = set(self._standing)
         groups = list(self._group())
+        if not any(_SECOND in group for group in groups):  # the row ran under other names, or not as layers
+            raise IrregularError
         for group in groups:
             births = {unit: _births(run, seen) for unit, run in group.items()}
             if _SECOND in group:

@@ -1,43 +1,23 @@
 """trace_step: the ledger of any module's step, run on tensors that have shapes but no numbers."""
 
 import contextlib
-import weakref
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterable
+from itertools import takewhile
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses import FakeTensorMode
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    UnsupportedOperatorException,
-)
-from torch.utils._pytree import tree_leaves
 
 from headwise.cost.results import Ledger, StepMemory
-from headwise.cost.running.prepare import (
-    Inputs,
-    Loss,
-    autocast,
-    call,
-    make_loss,
-    make_optimizers,
-    prepare_inputs,
-    prepare_module,
-)
-from headwise.cost.tracing.fake import FakeKernels, copy_to_meta, make_fake
-from headwise.cost.tracing.layers import Row, cut_rows, find_rows
-from headwise.cost.tracing.lives import BACKWARD, FORWARD, LOSS, OPTIMIZER_STEP, make_ledger
+from headwise.cost.running.prepare import Inputs, Loss
+from headwise.cost.tracing.layers import find_rows
+from headwise.cost.tracing.lives import BACKWARD, Event, Life, make_ledger
+from headwise.cost.tracing.quiet import quiet_trace
 from headwise.cost.tracing.recorder import Recorder
 from headwise.cost.tracing.repeat import IrregularError, repeat_row
+from headwise.cost.tracing.step import record_step
 from headwise.cost.workload import Workload
-from headwise.errors import HeadwiseError, ModelError, UnsupportedError, describe
-from headwise.integrations.transformers_tracing import whole_texts
-
-_UNKNOWN_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
+from headwise.errors import HeadwiseError, ModelError, describe
 
 
 def trace_step(
@@ -50,13 +30,19 @@ def trace_step(
     "prefill" is the forward alone, without autograd and in eval mode. No numbers are computed and no weights are read,
     so that a model of any size is traced on any machine. Every birth and every release is a moment of the ledger,
     named "forward: layers.3": its phase, and the layer of a row of layers or else the module. The peak is exact for
-    what operations return; what kernels take for themselves and give back is not seen, nor the random generator's state
-    (5056 bytes) that a checkpoint keeps.
+    what operations return; what kernels take for themselves and give back is not seen.
 
     On CPU, kernels are those that torch takes on CPU. On CUDA our own rules stand in place of attention, dropout,
-    autocast and norms (`device_rules`): derived from torch's sources, not measured.
+    autocast and norms (`device_rules`): derived from torch's sources, not measured. Not covered there: recurrent layers
+    and batch norm through cuDNN, `log_sigmoid`, torch's fused encoder layers, FlexAttention, grouped products of
+    experts.
 
-    Layers that are alike are traced a few times and repeated, where the record itself shows that they live alike.
+    A model of transformers takes the texts for whole: one in each row, without padding, whatever an attention mask or
+    position ids hold.
+
+    The forward pass is run whole. Backward and the optimizer's step are run for a few of the layers that are alike and
+    repeated for the others, where the record of those few foretells the whole forward pass to the last tensor; else
+    they are run whole too.
 
     Args:
         module: any module on any device (meta too), or a function without arguments that makes one. Nothing of it is
@@ -66,26 +52,23 @@ def trace_step(
         loss: what to minimise, of the module's output. Default: the workload's.
 
     Raises:
-        ModelError: the module cannot be copied or run, has no weight to train, or gives nothing to train on.
-        UnsupportedError: the step depends on the values of tensors, or torch or the module cannot do what the workload
-            asks for.
+        ModelError: the module cannot be made, copied or run, has no weight to train, or gives nothing to train on.
+        UnsupportedError: the step depends on the values of tensors, trains an `nn.LSTM` through oneDNN (whose memory
+            nobody tells), or torch or the module cannot do what the workload asks for.
     """
-    given = module
-    if not isinstance(given, nn.Module):
-        with FakeTensorMode():
-            given = given()
-    with torch.random.fork_rng(devices=()):
-        rows = find_rows(given)
-        if any(row.num_missing for row in rows):
-            # A module that fails without the layers that were cut may run with them.
-            with contextlib.suppress(IrregularError, ModelError):
-                cut = _record(given, inputs, workload, loss, rows)
-                standing, events = cut.standing, cut.events
-                for row in rows:
-                    standing, events = repeat_row(row, standing, events)
-                return make_ledger(standing, events)
-        whole = _record(given, inputs, workload, loss, [])
-    return make_ledger(whole.standing, whole.events)
+    with quiet_trace(), torch.random.fork_rng(devices=()):
+        given = _make(module)
+        forecast = _foresee(given, inputs, workload, loss)
+        expected = None if forecast is None else _forward_ledger(*forecast)
+
+        def is_foreseen(recorder: Recorder) -> bool:
+            return expected is not None and _forward_ledger(recorder.standing, recorder.events) == expected
+
+        recorder = record_step(given, inputs, workload, loss, is_foreseen=is_foreseen)
+    if recorder is not None:
+        return make_ledger(recorder.standing, recorder.events)
+    assert forecast is not None
+    return make_ledger(*forecast)
 
 
 def step_memory(ledger: Ledger) -> StepMemory:
@@ -104,182 +87,48 @@ def step_memory(ledger: Ledger) -> StepMemory:
     )
 
 
-def _record(given: nn.Module, inputs: Inputs, workload: Workload, loss: Loss | None, rows: list[Row]) -> Recorder:
-    """Record a step of a copy of the module, without the layers of some rows that need no trace."""
-    module: Any = copy_to_meta(given)
-    cut_rows(module, rows)
-    is_caching = getattr(getattr(module, "config", None), "use_cache", None)
-    prepare_module(module, workload)
-    if workload.phase == "prefill" and is_caching:
-        module.config.use_cache = True
-    recorder = Recorder(find_workspace=_workspace_of(workload), with_random_states=workload.device == "cpu")
-    recorder.name_modules(module)
-    with FakeTensorMode(allow_non_fake_inputs=True), _clear_errors(module, recorder):
-        inputs = prepare_inputs(make_fake(module, inputs), workload)
-        step = _Step(module, inputs, workload, recorder)
-        if workload.phase == "prefill":
-            step.run_prefill()
-        else:
-            step.run_training(loss or make_loss(module, inputs, workload))
-    return recorder
-
-
-def _workspace_of(workload: Workload) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], int] | None:
-    """Return what tells the bytes that a kernel of the workload's device takes for itself; None where none is known."""
-    if workload.device != "cuda":
-        return None
-    from headwise.cost.cuda.workspace import workspace_bytes
-
-    return partial(workspace_bytes, compute_capability=workload.compute_capability)
-
-
-@dataclass
-class _Step:
-    """A step, ready to run once on fake tensors."""
-
-    module: nn.Module
-    inputs: Inputs
-    workload: Workload
-    recorder: Recorder
-    kernels: FakeKernels = field(default_factory=FakeKernels)
-
-    def run_prefill(self) -> None:
-        self._stand()
-        with torch.no_grad(), self._watched():
-            self.recorder.phase = FORWARD
-            output = self._forward()
-            self.recorder.close()
-        del output  # what is given back here is no part of the prefill
-
-    def run_training(self, loss: Loss) -> None:
-        optimizers = make_optimizers(self.module, self.workload)
-        self._stand()
-        with torch.enable_grad():
-            with self._watched():
-                for _ in range(self.workload.accumulation):
-                    self._pass(loss)
-            self.kernels.answers = True  # an optimizer may read numbers, but makes its tensors whatever they are
-            names = self._name_gradients()
-            for optimizer in optimizers:
-                with self.kernels:
-                    optimizer.step()  # makes the states, which a step in the steady state finds
-                self._stand_states(optimizer, names)
-            with self._watched():
-                self.recorder.phase = OPTIMIZER_STEP
-                for optimizer in optimizers:
-                    optimizer.step()
-                self.recorder.close()
-
-    def _pass(self, loss: Loss) -> None:
-        recorder = self.recorder
-        saved = SavedTensors()
-        hooks = torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack)
-        with autocast(replace(self.workload, device="cpu")), hooks:  # the CPU is where fake tensors are
-            recorder.phase = FORWARD
-            output = self._forward()
-            recorder.phase = LOSS
-            value = loss(output)
-            del output
-            if self.workload.accumulation > 1:
-                value = value / self.workload.accumulation
-        saved.mark(recorder)
-        if value.grad_fn is None:
-            raise ModelError("the loss must depend on a parameter; it has no gradient")
-        recorder.phase = BACKWARD
-        torch.autograd.backward(value)
-
-    def _forward(self) -> Any:
-        return call(self.module, self.inputs, self.workload)
-
-    @contextlib.contextmanager
-    def _watched(self) -> Iterator[None]:
-        """Record, under the rules of the workload's device and with its checkpointing of attention."""
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(whole_texts())
-            stack.enter_context(self.kernels)
-            stack.enter_context(self.recorder)
-            if self.workload.device == "cuda":
-                from headwise.cost.cuda.rules import device_rules
-
-                stack.enter_context(device_rules("cuda", compute_capability=self.workload.compute_capability))
-            yield
-
-    def _stand(self) -> None:
-        """Record what the step finds but for the states of the optimizer: weights, buffers and inputs."""
-        for name, parameter in self.module.named_parameters():
-            owner, _, own = name.rpartition(".")
-            self.recorder.stand(parameter, "parameter", own, owner)
-        for name, buffer in self.module.named_buffers():
-            owner, _, own = name.rpartition(".")
-            self.recorder.stand(buffer, "input", own, owner)
-        inputs = self.inputs if isinstance(self.inputs, Mapping) else dict(enumerate(self.inputs))
-        for place, value in inputs.items():
-            for leaf in tree_leaves(value):
-                self.recorder.stand(leaf, "input", f"input {place}")
-
-    def _name_gradients(self) -> dict[Tensor, tuple[str, str]]:
-        """Say which recorded tensors are gradients; return the own name and the owner of each weight."""
-        names: dict[Tensor, tuple[str, str]] = {}
-        for name, parameter in self.module.named_parameters():
-            owner, _, own = name.rpartition(".")
-            names[parameter] = (own, owner)
-            self.recorder.mark(parameter.grad, "gradient", f"gradient of {own}", owner)
-        return names
-
-    def _stand_states(self, optimizer: torch.optim.Optimizer, names: Mapping[Tensor, tuple[str, str]]) -> None:
-        for parameter, states in optimizer.state.items():
-            own, owner = names[parameter]
-            for name, state in states.items():
-                self.recorder.stand(state, "optimizer", f"{name} of {own}", owner)
-
-
-class SavedTensors:
-    """What operations save for backward; it holds nothing itself."""
-
-    def __init__(self) -> None:
-        self._packed: list[weakref.ref[_Packed]] = []
-
-    def pack(self, tensor: Tensor) -> "_Packed":
-        """Take a tensor that an operation saves."""
-        packed = _Packed(tensor)
-        self._packed.append(weakref.ref(packed))
-        return packed
-
-    @staticmethod
-    def unpack(packed: "_Packed") -> Tensor:
-        """Give it back."""
-        return packed.tensor
-
-    def mark(self, recorder: Recorder) -> None:
-        """Give the kind "saved" to what is held now, but for weights, buffers and inputs."""
-        for reference in self._packed:
-            packed = reference()
-            life = None if packed is None else recorder.find(packed.tensor)
-            if life is not None and life.kind == "temporary":
-                life.kind = "saved"
-
-
-class _Packed:
-    """One saved tensor; it lives as long as its operation holds it."""
-
-    __slots__ = ("__weakref__", "tensor")
-
-    def __init__(self, tensor: Tensor):
-        self.tensor = tensor.detach()  # an operation that saves its own result would else hold itself alive
-
-
-@contextlib.contextmanager
-def _clear_errors(module: nn.Module, recorder: Recorder) -> Iterator[None]:
-    """Turn what stops a step into one line that names the module."""
+def _make(module: nn.Module | Callable[[], nn.Module]) -> nn.Module:
+    """Return the module, or the one that a function makes, of fake tensors."""
+    if isinstance(module, nn.Module):
+        return module
+    name = getattr(module, "__name__", repr(module))
     try:
-        yield
+        with FakeTensorMode():
+            made = module()
     except HeadwiseError:
         raise
-    except _UNKNOWN_NUMBERS as error:
-        owner = (recorder.failed_at.owner if recorder.failed_at else "") or type(module).__name__
-        raise UnsupportedError(
-            f"a traced step must not depend on the values of its tensors; {owner} asks for them "
-            f"({describe(error)}): measure it instead"
-        ) from error
     except Exception as error:
-        raise ModelError(f"a step of {type(module).__name__} must run; it raised {describe(error)}") from error
+        raise ModelError(
+            f"a module is needed, or a function that makes one without arguments; calling {name} raised "
+            f"{describe(error)}"
+        ) from error
+    if not isinstance(made, nn.Module):
+        raise ModelError(f"a module is needed, or a function that makes one; {name} made a {type(made).__name__}")
+    return made
+
+
+def _foresee(
+    given: nn.Module, inputs: Inputs, workload: Workload, loss: Loss | None
+) -> tuple[list[Life], list[Event]] | None:
+    """Return what the record of a step will be if layers that look alike live alike; None where nothing is foreseen.
+
+    A prefill is a forward pass, which has to run in any case.
+    """
+    rows = [row for row in find_rows(given) if row.num_missing] if workload.phase == "train" else []
+    if not rows:
+        return None
+    # A module that fails without the layers that were cut may run with them.
+    with contextlib.suppress(IrregularError, ModelError):
+        cut = record_step(given, inputs, workload, loss, rows=rows)
+        assert cut is not None
+        standing, events = cut.standing, cut.events
+        for row in rows:
+            standing, events = repeat_row(row, standing, events)
+        return standing, events
+    return None
+
+
+def _forward_ledger(standing: Iterable[Life], events: Iterable[Event]) -> Ledger:
+    """Write the lives of a step up to its first backward; states of the optimizer are recorded after that."""
+    found = (life for life in standing if life.kind != "optimizer")
+    return make_ledger(found, takewhile(lambda event: event.where.phase != BACKWARD, events))

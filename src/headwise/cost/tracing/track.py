@@ -3,19 +3,22 @@
 import sys
 import sysconfig
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from headwise.cost.results import Ledger
+from headwise.cost.results import Kind, Ledger
 from headwise.cost.tracing.lives import BACKWARD, BEFORE, OPTIMIZER_STEP, make_ledger
 from headwise.cost.tracing.recorder import Recorder
+from headwise.cost.tracing.standing import stand_module, stand_states
 
 _PACKAGE = str(Path(__file__).parents[2])
 _LIBRARIES = tuple(
@@ -30,7 +33,8 @@ def track(module: nn.Module | None = None) -> Iterator[Ledger]:
     Every birth and release is a moment, named by its phase ("forward", "backward", "optimizer step", "outside modules")
     and the layer or module at work. Kinds are told by modules, their gradients and torch's optimizers. "saved" is what
     a forward pass made and backward gave back. What existed before counts from the first moment, once an operation
-    reads it. What a kernel takes for itself is not seen; nor is what compiled code keeps inside.
+    reads it. What a kernel takes for itself is not seen; nor is what compiled code keeps inside. No module is held: of
+    one that dies inside, gradients are told only where an optimizer stepped before.
 
     Only what the calling thread does is recorded, and its backward in the threads of autograd. Blocks may follow and
     hold one another. After an exception, an out-of-memory error too, the ledger ends where it was raised.
@@ -50,9 +54,9 @@ def track(module: nn.Module | None = None) -> Iterator[Ledger]:
     recorder = Recorder(find_line=_LineFinder())
     if module is not None:
         recorder.name_modules(module)
-        _stand(recorder, module)
+        stand_module(recorder, module)
     try:
-        with _followed_optimizers(recorder), recorder:
+        with _followed_optimizers(recorder), _followed_modules(recorder), recorder:
             yield ledger
     finally:
         _mark_parameters(recorder)
@@ -87,35 +91,67 @@ def _is_library(file: str) -> bool:
     return file.startswith(("<", *_LIBRARIES))
 
 
-def _stand(recorder: Recorder, module: nn.Module) -> None:
-    for name, parameter in module.named_parameters():
-        owner, _, own = name.rpartition(".")
-        recorder.stand(parameter, "parameter", own, owner)
-    for name, buffer in module.named_buffers():
-        owner, _, own = name.rpartition(".")
-        recorder.stand(buffer, "input", own, owner)
-
-
 @contextmanager
 def _followed_optimizers(recorder: Recorder) -> Iterator[None]:
     """Say when one of torch's optimizers steps, and which tensors are its states."""
     thread = threading.get_ident()
 
-    def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if threading.get_ident() == thread:
-            _mark_parameters(recorder, optimizer)
-            _mark_states(recorder, optimizer)
-            recorder.phase = OPTIMIZER_STEP
+    def without(argument: Any) -> Any:
+        is_closure = callable(argument) and not isinstance(argument, torch.optim.Optimizer)
+        return partial(_run_outside, recorder, argument) if is_closure else argument
+
+    def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        if threading.get_ident() != thread:
+            return None
+        _mark_parameters(recorder, optimizer)
+        stand_states(recorder, optimizer, _name_parameters(recorder))
+        recorder.phase = OPTIMIZER_STEP
+        return tuple(map(without, args)), {name: without(value) for name, value in kwargs.items()}
 
     def after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if threading.get_ident() == thread:
             recorder.phase = None
-            _mark_states(recorder, optimizer)
+            stand_states(recorder, optimizer, _name_parameters(recorder))
 
     with ExitStack() as stack:
         stack.callback(register_optimizer_step_pre_hook(before).remove)
         stack.callback(register_optimizer_step_post_hook(after).remove)
         yield
+
+
+def _run_outside(recorder: Recorder, closure: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run the forward and backward that an optimizer is given to run again; they are no part of its own work."""
+    recorder.phase = None
+    try:
+        return closure(*args, **kwargs)
+    finally:
+        recorder.phase = OPTIMIZER_STEP
+
+
+@contextmanager
+def _followed_modules(recorder: Recorder) -> Iterator[None]:
+    """Say which tensors are weights while their module still lives."""
+
+    def after(module: nn.Module, inputs: Any, output: Any) -> None:
+        if not recorder.is_active():
+            return
+        recorder.phase = None  # an optimizer whose step failed told nobody
+        owner = recorder.names[module]
+        for own, parameter in module._parameters.items():
+            _mark_new(recorder, parameter, "parameter", own, owner)
+        for own, buffer in module._buffers.items():
+            _mark_new(recorder, buffer, "input", own, owner)
+
+    handle = register_module_forward_hook(after)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _mark_new(recorder: Recorder, tensor: Tensor | None, kind: Kind, name: str, owner: str) -> None:
+    if tensor is not None and (life := recorder.find(tensor)) is not None and life.kind == "temporary":
+        recorder.mark(tensor, kind, name, owner)
 
 
 def _name_parameters(recorder: Recorder) -> dict[int, tuple[str, str]]:
@@ -140,16 +176,6 @@ def _mark_parameters(recorder: Recorder, optimizer: torch.optim.Optimizer | None
     for part, owner in recorder.names.items():
         for own, buffer in part._buffers.items():
             recorder.mark(buffer, "input", own, owner)
-
-
-def _mark_states(recorder: Recorder, optimizer: torch.optim.Optimizer) -> None:
-    """Say which tensors are an optimizer's states; what was there before counts from the beginning."""
-    names = _name_parameters(recorder)
-    for parameter, states in optimizer.state.items():
-        own, owner = names.get(id(parameter), ("weight", ""))
-        for name, state in states.items():
-            recorder.stand(state, "optimizer", f"{name} of {own}", owner)
-            recorder.mark(state, "optimizer", f"{name} of {own}", owner)
 
 
 def _mark_saved(recorder: Recorder) -> None:

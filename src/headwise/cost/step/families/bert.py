@@ -93,6 +93,7 @@ BERT = Family(
     ("attention", "attention norm", "feed-forward", "feed-forward norm"),
     positions=(NoneType,),
     norm_placements=("post",),
+    parts=frozenset({"plain", "dropout_p", "pooler"}),
     tables=("vocab_size", "position_table_size", "num_token_types", "embedding_norm"),
     buffers=("position ids", "token types"),
 )

@@ -30,8 +30,10 @@ def _layer(run: Run, block: BlockConfig, weights: Weights, x: Value) -> Value:
 
 
 def _mix_experts(config: FeedForwardConfig, weights: Weights, x: Value) -> Value:
-    """Add what the shared expert says of each token to what its own experts say."""
+    """Add what the shared expert, if there is one, says of each token to what its own experts say."""
     routed = mix_experts(x, config, weights, route_by_sigmoid)
+    if not config.shared_hidden_dim:
+        return routed
     return ops.add("sum with the shared expert", routed, gated_feed_forward(config, weights, x, prefix="shared "))
 
 
@@ -80,6 +82,7 @@ DEEPSEEK_V3 = Family(
     embed,
     _layer,
     ("attention", "feed-forward", "attention norm", "feed-forward norm"),
+    parts=frozenset({"interleaved", "gated", "shared expert"}),
     attention=LatentAttentionConfig,
     has_experts=True,
     buffers=ROTARY_BUFFERS,

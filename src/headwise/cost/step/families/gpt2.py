@@ -58,5 +58,6 @@ GPT2 = Family(
     fused=frozenset({"qkv_proj"}),
     weights_turned=True,
     positions=(NoneType,),
+    parts=frozenset({"plain", "dropout_p"}),
     tables=("vocab_size", "position_table_size"),
 )

@@ -44,5 +44,6 @@ GPT_NEOX = Family(
     _layer,
     ("attention norm", "feed-forward norm", "attention", "feed-forward"),
     fused=frozenset({"qkv_proj"}),
+    parts=frozenset({"rotary_dim", "parallel", "plain", "dropout_p"}),
     buffers=ROTARY_BUFFERS,
 )

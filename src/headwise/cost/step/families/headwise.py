@@ -92,4 +92,18 @@ HEADWISE = Family(
     rms_norm=rms_norm_of_torch,
     positions=(NoneType, Rotary),
     norm_placements=("pre", "post"),
+    parts=frozenset(
+        {
+            "num_kv_heads",
+            "head_dim",
+            "v_head_dim",
+            "qk_norm over head",
+            "any mask",
+            "interleaved",
+            "gated",
+            "plain",
+            "dropout_p",
+            "position_table_size",
+        }
+    ),
 )

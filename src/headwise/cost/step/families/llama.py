@@ -124,11 +124,19 @@ LLAMA = Family(
     embed,
     _layer,
     ("attention", "feed-forward", "attention norm", "feed-forward norm"),
+    parts=frozenset(
+        {"num_kv_heads", "head_dim", "v_head_dim", "qk_norm over head", "qk_norm over projection", "gated", "dropout_p"}
+    ),
     has_experts=True,
     buffers=ROTARY_BUFFERS,
 )
 QWEN_MOE = replace(LLAMA)
-PHI3 = replace(LLAMA, fused=frozenset({"qkv_proj", "gate_up_proj"}), has_experts=False)
+PHI3 = replace(
+    LLAMA,
+    fused=frozenset({"qkv_proj", "gate_up_proj"}),
+    parts=frozenset({"num_kv_heads", "head_dim", "rotary_dim", "gated", "dropout_p"}),
+    has_experts=False,
+)
 GEMMA = replace(LLAMA, rms_norm=rms_norm_one_plus, buffers=(*ROTARY_BUFFERS, "embedding scale"))
 GEMMA2 = replace(
     GEMMA,
@@ -141,6 +149,7 @@ GEMMA2 = replace(
         "feed-forward output norm",
     ),
     norm_placements=("both",),
+    parts=GEMMA.parts | {"softcap"},
     has_sdpa=False,
 )
 OLMO2 = replace(

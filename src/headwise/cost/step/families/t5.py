@@ -126,4 +126,5 @@ T5 = Family(
     rms_norm=rms_norm_of_t5,
     drops_last_state=True,
     positions=(T5Bias,),
+    parts=frozenset({"head_dim", "cross_attention", "gated", "plain", "dropout_p", "feed-forward dropout_p"}),
 )

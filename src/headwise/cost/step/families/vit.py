@@ -56,5 +56,6 @@ VIT = Family(
     _layer,
     ("attention", "attention norm", "feed-forward norm", "feed-forward"),
     positions=(NoneType,),
+    parts=frozenset({"plain", "dropout_p", "position_table_size", "pooler"}),
     tables=("patches",),
 )
