@@ -12,9 +12,16 @@ if TYPE_CHECKING:
     from headwise.api.report import make_report as make_report
     from headwise.config.attention import AttentionConfig as AttentionConfig
     from headwise.config.attention import Rotary as Rotary
+    from headwise.config.latent import LatentAttentionConfig as LatentAttentionConfig
+    from headwise.config.linear import LinearAttentionConfig as LinearAttentionConfig
     from headwise.config.model import BlockConfig as BlockConfig
+    from headwise.config.model import EncoderConfig as EncoderConfig
     from headwise.config.model import FeedForwardConfig as FeedForwardConfig
     from headwise.config.model import ModelConfig as ModelConfig
+    from headwise.config.model import OutputHead as OutputHead
+    from headwise.config.model import PatchConfig as PatchConfig
+    from headwise.config.position import ALiBi as ALiBi
+    from headwise.config.position import T5Bias as T5Bias
     from headwise.config.presets import preset as preset
     from headwise.cost.allocator import replay_ledger as replay_ledger
     from headwise.cost.memory import predict_ledger as predict_ledger
@@ -38,21 +45,28 @@ if TYPE_CHECKING:
     from headwise.ops.results import AttentionOutput as AttentionOutput
 
 _MODULE_OF = {
+    "ALiBi": "headwise.config.position",
     "AttentionConfig": "headwise.config.attention",
     "AttentionOutput": "headwise.ops.results",
     "Block": "headwise.nn.block",
     "BlockConfig": "headwise.config.model",
     "Causal": "headwise.masks.patterns",
+    "EncoderConfig": "headwise.config.model",
     "FeedForwardConfig": "headwise.config.model",
     "Full": "headwise.masks.patterns",
     "HeadwiseError": "headwise.errors",
     "KeyPadding": "headwise.masks.data",
+    "LatentAttentionConfig": "headwise.config.latent",
+    "LinearAttentionConfig": "headwise.config.linear",
     "Lora": "headwise.cost.workload",
     "Mask": "headwise.masks.patterns",
     "ModelConfig": "headwise.config.model",
     "MultiHeadAttention": "headwise.nn.multihead",
+    "OutputHead": "headwise.config.model",
+    "PatchConfig": "headwise.config.model",
     "Rotary": "headwise.config.attention",
     "SlidingWindow": "headwise.masks.patterns",
+    "T5Bias": "headwise.config.position",
     "Workload": "headwise.cost.workload",
     "attention": "headwise.ops.attention",
     "choose_impl": "headwise.ops.attention",

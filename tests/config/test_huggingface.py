@@ -170,6 +170,7 @@ def test_a_classifier_has_as_many_labels_as_transformers_takes_them_for(settings
         ("LlamaForTokenClassification", {"classifier_dropout": 0.5}),
         ("DistilBertForTokenClassification", {"dropout": 0.25}),
         ("DistilBertForSequenceClassification", {"dropout": 0.25, "seq_classif_dropout": 0.5}),
+        ("DistilBertForQuestionAnswering", {"qa_dropout": 0.25}),
         ("GPTNeoXForTokenClassification", {}),
         ("GPTNeoXForTokenClassification", {"classifier_dropout": 0.5}),
         ("BloomForTokenClassification", {"hidden_dropout": 0.25}),

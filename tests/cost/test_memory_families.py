@@ -60,6 +60,13 @@ CONFIGS = {
     },
     "gemma": LLAMA,
     "gemma2": LLAMA | {"sliding_window": 7, "query_pre_attn_scalar": 10, "num_hidden_layers": 4},
+    "gemma3_text": LLAMA
+    | {
+        "sliding_window": 7,
+        "query_pre_attn_scalar": 10,
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    },
     "gpt2": SHARED | {"n_embd": 21, "n_head": 3, "n_positions": 53},
     "gpt_neox": SHARED
     | {
@@ -69,15 +76,21 @@ CONFIGS = {
         "max_position_embeddings": 53,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
     },
+    "gpt_oss": LLAMA | {"intermediate_size": 40, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 7},
     "llama": LLAMA,
     "mistral": LLAMA | {"sliding_window": 7},
     "mixtral": LLAMA | {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 40},
     "olmo2": WHOLE_HEADS,
     "phi3": WHOLE_HEADS,
     "qwen2": WHOLE_HEADS,
+    "qwen2_moe": WHOLE_HEADS
+    | EXPERTS
+    | {"num_experts": 5, "shared_expert_intermediate_size": 41, "mlp_only_layers": [0]},
     "qwen3": LLAMA,
     "qwen3_moe": LLAMA | EXPERTS | {"num_experts": 5, "norm_topk_prob": True, "mlp_only_layers": [0]},
     "roberta": BERT,
+    "smollm3": WHOLE_HEADS | {"no_rope_layers": [0, 1]},
+    "starcoder2": WHOLE_HEADS,
     "t5": {
         "vocab_size": VOCAB,
         "d_model": 20,
@@ -105,12 +118,13 @@ DROPOUTS = {
     "gpt2": ("embd_pdrop", "attn_pdrop", "resid_pdrop"),
     "gpt_neox": ("hidden_dropout", "attention_dropout"),
     "phi3": ("embd_pdrop", "attention_dropout", "resid_pdrop"),
+    "starcoder2": ("embedding_dropout", "attention_dropout", "residual_dropout"),
     "t5": ("dropout_rate",),
 }
 
 
 def attentions(family):
-    return ("eager",) if family == "gemma2" else ("eager", "sdpa")  # transformers has it with eager attention only
+    return ("eager", "sdpa") if FAMILIES[family].has_sdpa else ("eager",)
 
 
 def build(family, attention="sdpa", dropout_p=0.0, class_name="AutoModel", **changes):
@@ -193,18 +207,24 @@ def test_saved_bytes_of_one_text_are_measured_ones_too(family):
         ("bert", "BertForTokenClassification"),
         ("deepseek_v3", "DeepseekV3ForCausalLM"),
         ("distilbert", "DistilBertForMaskedLM"),
+        ("distilbert", "DistilBertForQuestionAnswering"),
         ("distilbert", "DistilBertForSequenceClassification"),
         ("gemma2", "Gemma2ForCausalLM"),
+        ("gemma3_text", "Gemma3ForCausalLM"),
         ("gpt2", "GPT2ForQuestionAnswering"),
         ("gpt2", "GPT2ForSequenceClassification"),
         ("gpt2", "GPT2ForTokenClassification"),
         ("gpt_neox", "GPTNeoXForCausalLM"),
+        ("gpt_oss", "GptOssForCausalLM"),
         ("llama", "LlamaForQuestionAnswering"),
         ("llama", "LlamaForSequenceClassification"),
         ("phi3", "Phi3ForTokenClassification"),
+        ("qwen2_moe", "Qwen2MoeForSequenceClassification"),
         ("qwen3_moe", "Qwen3MoeForCausalLM"),
         ("roberta", "RobertaForMaskedLM"),
         ("roberta", "RobertaForSequenceClassification"),
+        ("smollm3", "SmolLM3ForTokenClassification"),
+        ("starcoder2", "Starcoder2ForCausalLM"),
         ("t5", "T5EncoderModel"),
         ("t5", "T5ForConditionalGeneration"),
         ("vit", "ViTForImageClassification"),

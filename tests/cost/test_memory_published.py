@@ -1,4 +1,4 @@
-"""Predicted peaks beside published ones, nothing tuned: within a tenth, or the distance stated and explained."""
+"""Predicted peaks beside published ones, nothing tuned: within a tenth, or in the list of those that are missed."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,8 +21,7 @@ class Published:
     """A measured peak, and the workload that comes nearest to it.
 
     `offloads`: inputs of checkpointed layers wait on the host there. `num_shards`: weights, gradients and states, 16
-    bytes a parameter there, are spread over so many devices. `distance`: of the prediction from the measurement, with
-    the reason `why`, where it is more than a tenth or something beside is not the same.
+    bytes a parameter there, are spread over so many devices. `why`: what is not the same there.
     """
 
     what: str
@@ -32,7 +31,6 @@ class Published:
     workload: dict[str, Any]
     offloads: bool = False
     num_shards: int | None = None
-    distance: float | None = None
     why: str = ""
 
 
@@ -41,15 +39,6 @@ CHUNKED = ROW | {"loss": "chunked_cross_entropy"}
 CHECKPOINTED = CHUNKED | {"checkpoint": "full"}
 PUBLISHED = (
     Published("full, packed", TORCHTUNE, 60.0, "llama-3.2-3b", ROW | {"loss": "cross_entropy"}),
-    Published(
-        "+ compiled, chunked cross-entropy",
-        TORCHTUNE,
-        42.9,
-        "llama-3.2-3b",
-        CHUNKED,
-        distance=0.13,
-        why="compiled there, which alone took 15 % off the row before; predicted is the eager step",
-    ),
     Published("+ checkpointed layers", TORCHTUNE, 24.9, "llama-3.2-3b", CHECKPOINTED),
     Published(
         "+ optimizer in backward, offloading, 8-bit AdamW",
@@ -58,7 +47,6 @@ PUBLISHED = (
         "llama-3.2-3b",
         CHECKPOINTED | {"optimizer": "adamw8bit"},
         offloads=True,
-        distance=0.02,
         why="gradients are freed one by one there, which alone took 1.8 GiB off; predicted is a step after backward",
     ),
     Published(
@@ -76,14 +64,23 @@ PUBLISHED = (
         "llama-3-8b",
         CHECKPOINTED | {"seq": 2048, "lora": Lora(rank=8, targets=("q_proj", "v_proj", "out_proj"))},
     ),
+)
+MISSED = (
+    Published(
+        "+ compiled, chunked cross-entropy",
+        TORCHTUNE,
+        42.9,
+        "llama-3.2-3b",
+        CHUNKED,
+        why="13 % above: compiled there, which alone took 15 % off the row before; predicted is the eager step",
+    ),
     Published(
         "LoRA of rank 8",
         TORCHTUNE_8B,
         30.3,
         "llama-3-8b",
         CHUNKED | {"seq": 2048, "lora": Lora(rank=8, targets=("q_proj", "v_proj", "out_proj"))},
-        distance=0.12,
-        why="compiled there, which fuses norms and products and keeps less of them",
+        why="12 % above: compiled there, which fuses norms and products and keeps less of them",
     ),
     Published(
         "full, checkpointed, sharded",
@@ -92,8 +89,7 @@ PUBLISHED = (
         "llama-3-8b",
         {"batch": 1, "seq": 32768, "precision": "bf16", "loss": "cross_entropy", "checkpoint": "full"},
         num_shards=8,
-        distance=-0.15,
-        why="reserved memory there, with holes, gathered weights and buffers of collectives; predicted is allocated",
+        why="15 % below: reserved memory there, with holes, gathered weights and collectives; predicted is allocated",
     ),
 )
 
@@ -112,17 +108,16 @@ def predict_gib(row):
 
 def table():
     lines = []
-    for row in PUBLISHED:
+    for row in (*PUBLISHED, *MISSED):
         ours = predict_gib(row)
         lines.append(f"{row.what:50} {row.gib:6.1f} GiB measured, {ours:6.1f} predicted, {ours / row.gib - 1:+.1%}")
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("row", PUBLISHED, ids=lambda row: row.what)
-def test_predictions_are_within_a_tenth_of_published_peaks_or_as_far_as_stated(row):
-    distance = predict_gib(row) / row.gib - 1
-    assert bool(row.why) == (row.distance is not None)
-    if row.distance is None:
-        assert abs(distance) <= 0.1, table()
-    else:
-        assert distance == pytest.approx(row.distance, abs=0.01), table()
+def missed(row):
+    return pytest.param(row, id=row.what, marks=pytest.mark.xfail(reason=row.why, strict=True))
+
+
+@pytest.mark.parametrize("row", [*(pytest.param(row, id=row.what) for row in PUBLISHED), *map(missed, MISSED)])
+def test_predictions_are_within_a_tenth_of_published_peaks(row):
+    assert abs(predict_gib(row) / row.gib - 1) <= 0.1, table()

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headwise.config.huggingface import read_config
 from headwise.config.presets import PRESETS, preset
 from headwise.cost.allocator import replay
 from headwise.cost.memory import predict_ledger, predict_step
@@ -158,4 +159,7 @@ def test_what_cannot_be_replayed_is_refused():
         predict_reserved(BASE, Workload(batch=1, seq=7, device="cpu"))
     with pytest.raises(UnsupportedError, match="models of at most 200 layers; got 201: predict_step gives the peak"):
         predict_reserved(model("F" * 201), Workload(batch=1, seq=7))
+    deep = read_config({"model_type": "t5", "num_layers": 10_000, "num_decoder_layers": 1}, name="t5")
+    with pytest.raises(UnsupportedError, match="models of at most 200 layers; got 10001"):
+        predict_reserved(deep, Workload(batch=1, seq=7))
     assert predict_step(BASE, Workload(batch=1, seq=7, device="cpu"), with_reserved=True).reserved_bytes is None

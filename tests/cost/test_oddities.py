@@ -117,7 +117,7 @@ def change(draw, config):
     return config if choices is None else replace(config, **{name: draw(st.sampled_from(choices))})
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_config_is_refused_or_all_its_weights_are_on_the_tape(data):
     draw = data.draw

@@ -257,9 +257,15 @@ def test_decoding_reads_key_value_heads_not_query_heads():
 
 
 def test_attention_of_latent_layers_is_242_operations_a_byte():
-    layer = preset("deepseek-v3").blocks[0].attention
-    absorbed = 2 * layer.num_heads * (layer.cached_dim + layer.kv_lora_rank)  # a token, once the expansion is absorbed
-    assert round(absorbed / (2 * layer.cached_dim)) == 242
+    """DeepSeek's own figure, once the expansion is absorbed: all heads read one latent vector as key and as value."""
+    config = preset("deepseek-v3")
+    layer = config.blocks[0].attention
+    widths = {"embed_dim": 7168, "head_dim": layer.cached_dim, "v_head_dim": layer.kv_lora_rank}
+    absorbed = AttentionConfig(num_heads=128, num_kv_heads=1, projection_bias=False, **widths)
+    counts = [attention_flops(absorbed, batch=1, query_len=1, key_len=keys).dense for keys in (1000, 2000)]
+    projected = 2 * 1000 * 7168 * (layer.cached_dim + layer.kv_lora_rank)
+    core = counts[1] - counts[0] - projected
+    assert round(core / (1000 * kv_cache_bytes_per_token(config) / config.num_layers)) == 242
 
 
 # Claims that articles make

@@ -40,6 +40,9 @@ def kv_cache_bytes(config: ModelConfig, *, batch: int, seq: int, dtype: str | No
         batch: number of texts.
         seq: tokens per text that are cached; of an encoder-decoder, of source and of target each.
         dtype: of the cache. Default: the config's own, else bfloat16.
+
+    Raises:
+        ConfigError: a number is out of range, or there is no such dtype.
     """
     _require(batch, seq)
     number_bytes = dtype_bytes(_cache_dtype(config, dtype))
@@ -53,7 +56,15 @@ def kv_cache_bytes(config: ModelConfig, *, batch: int, seq: int, dtype: str | No
 
 
 def kv_cache_bytes_per_token(config: ModelConfig, dtype: str | None = None) -> int | None:
-    """Return the bytes that one more token adds to the cache while no window is full, or None for an encoder."""
+    """Return the bytes that one more token adds to the cache while no window is full, or None for an encoder.
+
+    Args:
+        config: the model.
+        dtype: of the cache. Default: the config's own, else bfloat16.
+
+    Raises:
+        ConfigError: there is no such dtype.
+    """
     number_bytes = dtype_bytes(_cache_dtype(config, dtype))
     if config.kind == "encoder":
         return None
@@ -78,6 +89,9 @@ def kv_layers(
         seq: tokens per text that are cached; of an encoder-decoder, of source and of target each.
         dtype: of the cache. Default: the config's own, else bfloat16. States of linear layers are float32.
         page_tokens: tokens in a page of an engine that allocates in pages, each text in its own. Default: no pages.
+
+    Raises:
+        ConfigError: a number is out of range, or there is no such dtype.
 
     Source: pages: Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving with PagedAttention".
     """
@@ -104,6 +118,9 @@ def score_matrix_bytes(*, batch: int, num_heads: int, query_len: int, key_len: i
         query_len: number T of queries.
         key_len: number S of keys.
         dtype: of a score.
+
+    Raises:
+        ConfigError: a number is out of range, or there is no such dtype.
     """
     for name, value in (("batch", batch), ("num_heads", num_heads), ("query_len", query_len), ("key_len", key_len)):
         require_size(name, value)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from headwise.config.attention import AttentionConfig
+from headwise.config.attention import AttentionConfig, T5Bias
 from headwise.config.block import BlockConfig
 from headwise.config.latent import LatentAttentionConfig
 from headwise.config.model import ModelConfig
@@ -22,6 +22,9 @@ def layer_kinds(config: ModelConfig, *, batch: int, seq: int, dtype: str | None 
         batch: number of texts.
         seq: tokens per text.
         dtype: of the KV cache. Default: the config's own, else bfloat16.
+
+    Raises:
+        ConfigError: a number is out of range, or is not an image's number of tokens; there is no such dtype.
     """
     require_lengths(config, batch=batch, seq=seq)
     cached: dict[int, int] = {}
@@ -78,6 +81,8 @@ def _describe_attention(block: BlockConfig) -> str:
         words = f"window of {mask.window_size:,}"
     else:
         words = "full" if isinstance(mask, Full) else "causal" if isinstance(mask, Causal) else repr(mask)
+    if isinstance(attention.position, T5Bias) and attention.position.owns_table:
+        words += " with position table"
     if attention.kv_layer is not None:
         words += ", keys of another layer"
     return words if block.cross_attention is None else f"{words}, cross"

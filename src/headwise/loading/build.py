@@ -65,8 +65,8 @@ def _class_of(transformers: Any, config: Any, architectures: object, name: str) 
     """
     if architectures is None or architectures == []:
         return _usual_class(transformers, config)
-    first = architectures[0] if isinstance(architectures, list) else architectures
-    named: Any = getattr(transformers, first, None) if isinstance(architectures, list) and isinstance(first, str) else None
+    first = architectures[0] if isinstance(architectures, list) else None
+    named: Any = getattr(transformers, first, None) if isinstance(first, str) else None
     is_model = isinstance(named, type) and issubclass(named, transformers.PreTrainedModel)
     # An abstract base of a family has the family's config too, but no forward pass of its own.
     if not is_model or named.config_class is not type(config) or named.__name__.endswith("PreTrainedModel"):

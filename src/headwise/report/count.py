@@ -4,14 +4,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from headwise.api.results import ComparedFigure, Count, FlopsByPhase, MacsByPhase, ParametersSection, Verification
 from headwise.cost.results import KvLayer
 from headwise.report.figures import Figure, Row, kv_cache_row, model_facts, parameter_rows
-from headwise.report.text import notes_text, plain_text, safe_text
+from headwise.report.text import notes_text, plain_text, print_renderable, safe_text
 from headwise.results import format_bytes, format_count, format_flops
 
 PHASES = {
@@ -26,7 +26,7 @@ PRECISIONS = {"amp-bf16": "autocast to bf16", "amp-fp16": "autocast to fp16"}
 
 def print_count(count: Count) -> None:
     """Print a count on stdout, in colours where that is a terminal."""
-    Console().print(count_renderable(count))
+    print_renderable(count_renderable(count))
 
 
 def count_text(count: Count, *, width: int = 80) -> str:

@@ -1,6 +1,8 @@
 """A report for the terminal: the answers, predicted beside measured, the heads that hold a role."""
 
 import io
+import os
+import sys
 from dataclasses import replace
 
 from rich.console import Console, Group, RenderableType
@@ -28,7 +30,19 @@ STYLES = {"good": "green", "warn": "yellow", "bad": "red"}
 
 def print_report(report: Report) -> None:
     """Print a report on stdout, in colours where that is a terminal."""
-    Console().print(report_renderable(report))
+    print_renderable(report_renderable(report))
+
+
+def print_renderable(renderable: RenderableType) -> None:
+    """Print on stdout, in colours where that is a terminal; a reader who leaves early is no failure."""
+    _Console().print(renderable)
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Drop what is left, and do not exit with 1, as rich does: 1 says that the answer is no."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def report_text(report: Report, *, width: int = 80) -> str:

@@ -186,6 +186,12 @@ def test_lists_inside_a_checkpointed_layer_are_left_alone():
     assert wrapped == ["0", "1", "2"]
 
 
+def test_a_layer_that_stands_in_several_places_is_checkpointed_once():
+    tower = nn.ModuleList(3 * [nn.Tanh()])
+    prepare_module(tower, workload(checkpoint="full"))
+    assert tower[0].forward.args[0].__func__ is nn.Tanh.forward
+
+
 def test_a_module_without_layers_to_checkpoint_is_refused():
     with pytest.raises(UnsupportedError, match="needs a ModuleList of equal layers"):
         prepare_module(nn.Linear(3, 5), workload(checkpoint="full"))

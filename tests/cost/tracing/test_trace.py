@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import headwise.cost.tracing.trace as tracing
 from headwise.cost.running.measure import measure_training_step
+from headwise.cost.tracing.flops import trace_flops
 from headwise.cost.tracing.trace import step_memory, trace_step
 from headwise.cost.tracing.track import track
 from headwise.cost.workload import Lora, Workload
@@ -517,6 +518,8 @@ def test_a_trace_that_fails_logs_nothing():
     try:
         with pytest.raises(ModelError):
             trace_step(Wrong(3, 5), (torch.ones(7, 3),), Workload(batch=7, seq=1, device="cpu"))
+        with pytest.raises(ModelError):
+            trace_flops(Wrong(3, 5), (torch.ones(7, 3),))
         assert logged == []
         for logger in loggers:
             logger.warning("afterwards")

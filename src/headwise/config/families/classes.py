@@ -135,7 +135,10 @@ def _classifier(config: Mapping[str, object], family: str, class_name: str, hidd
     if class_name.endswith(_ANSWER):
         # A start and an end score; only BERT's relatives take the number from the config.
         num_outputs = _num_labels(config) if family in MASKED else 2
-        return Top(pooler=False, head=OutputHead(kind="classifier", num_outputs=num_outputs, bias=True))
+        drops = family == "distilbert"  # alone of them
+        dropout_p = Keys(config, {"qa_dropout": 0.1}).probability("qa_dropout") if drops else 0.0
+        head = OutputHead(kind="classifier", num_outputs=num_outputs, bias=True, dropout_p=dropout_p)
+        return Top(pooler=False, head=head)
     if class_name == "BertForNextSentencePrediction":
         return Top(pooler=True, head=OutputHead(kind="classifier", num_outputs=2, per_token=False, bias=True))
     if class_name == "ViTForImageClassification":

@@ -4,10 +4,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from headwise.config.attention import AttentionConfig
+from headwise.config.attention import AttentionConfig, T5Bias
 from headwise.cost.step import heads
 from headwise.cost.step import operations as ops
-from headwise.cost.step.autocast import cast, cast_inputs
+from headwise.cost.step.autocast import cast, cast_inputs, promote
 from headwise.cost.step.checkpointing import checkpointed
 from headwise.cost.step.run import HeadsConfig, Run
 from headwise.cost.step.sdpa import attend_by_products, attend_fused
@@ -57,6 +57,8 @@ def choose_kernel(config: HeadsConfig, workload: Workload, *, bias: BiasKind = "
     has_mask = bias != "none" or is_windowed(config, workload)
     is_grouped = config.queries_per_kv > 1 and not has_mask and config.head_dim == config.v_head_dim <= 256
     mask_form: MaskForm = "bool" if has_mask else "causal" if is_causal(config, workload) else "none"
+    # Of one token, T5's table gives its heads' biases side by side, and no kernel but "math" reads a mask so.
+    has_strides = isinstance(config.position, T5Bias) and workload.seq == 1 and config.num_heads > 1
     case = SdpaCase(
         device=workload.device,
         dtype=workload.autocast_dtype or workload.weight_dtype,
@@ -68,6 +70,7 @@ def choose_kernel(config: HeadsConfig, workload: Workload, *, bias: BiasKind = "
         requires_grad=workload.phase == "train",
         query_len=workload.seq,
         key_len=workload.seq,
+        contiguous=not (has_strides and bias != "none"),
         compute_capability=workload.compute_capability,
         mask_dims=4,
         mask_requires_grad=bias == "learned",
@@ -89,6 +92,7 @@ def attend(
     *,
     softmax: SoftmaxDtype = "float32",
     bias: Value | None = None,
+    sink: Value | None = None,
 ) -> tuple[Value, Value | None]:
     """Attend, and bring the heads together: the output (B, T, H * V), and the weights where eager gives them.
 
@@ -98,12 +102,13 @@ def attend(
         softmax: the dtype of eager attention's softmax: "float32", then cast to the queries'; "given", that of the
             scores, then cast to the values'; "throughout", that of the scores, and not cast.
         bias: what is added to the scores (T5), (1, H, T, S).
+        sink: a learned score for each head beside those of its keys (gpt-oss), (H,).
     """
     if run.workload.checkpoint != "selective":
-        return _attend(run, config, softmax, bias, query, key, value)
+        return _attend(run, config, softmax, bias, sink, query, key, value)
     # The body may have returned when the part runs again, which then holds its mask and bias; they are not saved.
     own = replace(run, masks={config.mask: run.masks.get(config.mask)}, held=[])
-    return checkpointed(run.tape, partial(_attend, own, config, softmax, bias), query, key, value)
+    return checkpointed(run.tape, partial(_attend, own, config, softmax, bias, sink), query, key, value)
 
 
 def _attend(
@@ -111,12 +116,13 @@ def _attend(
     config: HeadsConfig,
     softmax: SoftmaxDtype,
     bias: Value | None,
+    sink: Value | None,
     query: Value,
     key: Value,
     value: Value,
 ) -> tuple[Value, Value | None]:
     if run.workload.attention == "eager":
-        return _attend_eagerly(run, config, query, key, value, softmax, bias)
+        return _attend_eagerly(run, config, query, key, value, softmax, bias, sink)
     kind: BiasKind = "none" if bias is None else "constant" if bias.node is None else "learned"
     choice, is_grouped = choose_kernel(config, run.workload, bias=kind)
     groups = config.queries_per_kv
@@ -170,9 +176,12 @@ def _attend_eagerly(
     value: Value,
     softmax: SoftmaxDtype,
     bias: Value | None,
+    sink: Value | None,
 ) -> tuple[Value, Value]:
-    key = heads.repeat_heads("key of each head", key, config.queries_per_kv)
-    value = heads.repeat_heads("value of each head", value, config.queries_per_kv)
+    # One token's only head is shown to all query heads by a stride of 0.
+    repeat = heads.show_to_heads if (query.shape[0], query.shape[2]) == (1, 1) else heads.repeat_heads
+    key = repeat("key of each head", key, config.queries_per_kv)
+    value = repeat("value of each head", value, config.queries_per_kv)
     weights = ops.scale("attention scores, scaled", heads.scores(query, key))
     if isinstance(config, AttentionConfig) and config.softcap is not None:
         weights = ops.scale("attention scores over the cap", weights)
@@ -183,8 +192,32 @@ def _attend_eagerly(
     mask = run.masks.get(config.mask)
     if mask is not None:
         weights = ops.shift("attention scores, masked", weights, mask)
-    weights = ops.softmax("attention weights", weights, "float32" if softmax == "float32" else None)
+    if sink is None:
+        weights = ops.softmax("attention weights", weights, "float32" if softmax == "float32" else None)
+    else:
+        weights = _softmax_with_sink(weights, sink)
     weights = cast(weights, {"float32": query.dtype, "given": value.dtype, "throughout": None}[softmax])
     weights = ops.dropout("attention weights", weights, dropout_of(config, run.workload))
+    weights = cast(weights, value.dtype if sink is not None else None)
     output = heads.mix_values(weights, value)
     return heads.merge_heads("attention output, heads merged", output), weights
+
+
+def _softmax_with_sink(scores: Value, sink: Value) -> Value:
+    """Softmax over the keys and one sink more, of scores less their largest; the weights of the keys are a view."""
+    tape, num_keys = scores.storage.tape, scores.shape[3]
+    shape, dtype = (*scores.shape[:3], num_keys + 1), promote(scores, sink)
+    is_passed = scores.dtype == dtype
+    joined = tape.apply(
+        "attention scores and sinks",
+        shape,
+        passed=(scores,) if is_passed else (),
+        fresh=(sink,) if is_passed else (scores, sink),
+        dtype=dtype,
+        layout="heads",
+    )
+    rows = (*shape[:3], 1)
+    places = tape.new("places of the largest scores", rows, "int64")
+    largest = tape.apply("largest scores", rows, fresh=(joined,), kept=(places,))
+    joined = tape.apply("attention scores less the largest", shape, passed=(joined,), fresh=(largest,), layout="heads")
+    return ops.cut(ops.softmax("attention weights and sinks", joined, dtype), num_keys)

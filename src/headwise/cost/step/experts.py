@@ -8,38 +8,62 @@ from collections.abc import Callable
 from headwise.config.model import FeedForwardConfig
 from headwise.cost.step import operations as ops
 from headwise.cost.step.autocast import cast, dtype_under_autocast
+from headwise.cost.step.layers import gated_feed_forward, project
 from headwise.cost.step.run import Weights
 from headwise.cost.step.tape import Storage, Value
 
-Router = Callable[[Value, FeedForwardConfig, Value], tuple[Value, ...]]
-"""(tokens, config, weight of the router) -> the share of each chosen expert, and what else the router returns."""
+Router = Callable[[Value, FeedForwardConfig, Weights], tuple[Value, ...]]
+"""(tokens, config, weights of the layer) -> the share of each chosen expert, and what else the router returns."""
+
+Gate = Callable[[Value, FeedForwardConfig], Value]
+"""(gate and up of every pair, config) -> what goes into the projection down."""
 
 
-def mix_experts(x: Value, config: FeedForwardConfig, weights: Weights, route: Router) -> Value:
+def gate_by_activation(both: Value, config: FeedForwardConfig) -> Value:
+    """`activation(gate) * up`, the two side by side."""
+    gate, up = ops.split(both, 2 * [config.hidden_dim])
+    return ops.multiply("feed-forward active", ops.activation("gate, active", gate, config.activation), up)
+
+
+def mix_experts(
+    x: Value, config: FeedForwardConfig, weights: Weights, route: Router, *, gate: Gate = gate_by_activation
+) -> Value:
     """Route every token to its experts and add up their answers: (B, T, E) -> (B, T, E)."""
     batch, seq, width = x.shape
     x = ops.view(x, (batch * seq, width))
-    shares, *_held = route(x, config, weights["router weight"])
-    return ops.view(_run_experts(x, config, weights, shares), (batch, seq, width))
+    shares, *_held = route(x, config, weights)
+    return ops.view(_run_experts(x, config, weights, shares, gate), (batch, seq, width))
 
 
-def route_by_softmax(x: Value, config: FeedForwardConfig, weight: Value) -> tuple[Value, ...]:
+def mix_with_gated_expert(x: Value, config: FeedForwardConfig, weights: Weights, route: Router) -> Value:
+    """The same, and add what a shared expert says of every token, weighed by a gate of its own (Qwen 2)."""
+    whole = x.shape
+    x = ops.view(x, (whole[0] * whole[1], whole[2]))
+    shared = gated_feed_forward(config, weights, x, prefix="shared ")
+    shares, *_held = route(x, config, weights)
+    routed = _run_experts(x, config, weights, shares, gate_by_activation)
+    weight = project("gate of the shared expert", x, weights, "shared_expert_gate")
+    shared = ops.multiply("shared expert, weighed", shared, ops.activation("its weight", weight, "sigmoid"))
+    return ops.view(ops.add("sum with the shared expert", routed, shared), whole)
+
+
+def route_by_softmax(x: Value, config: FeedForwardConfig, weights: Weights) -> tuple[Value, ...]:
     """Choose by the largest chances (Mixtral)."""
-    scores = ops.linear("router scores", x, weight)
+    scores = ops.linear("router scores", x, weights["router weight"])
     chances = ops.softmax("router chances", cast(scores, "float32"))
     return *_choose(chances, config), scores
 
 
-def route_by_softmax_and_cast(x: Value, config: FeedForwardConfig, weight: Value) -> tuple[Value, ...]:
+def route_by_softmax_and_cast(x: Value, config: FeedForwardConfig, weights: Weights) -> tuple[Value, ...]:
     """The same, with shares cast to the dtype of the scores (Qwen)."""
-    scores = ops.linear("router scores", x, weight)
+    scores = ops.linear("router scores", x, weights["router weight"])
     shares, experts = _choose(ops.softmax("router chances", scores, "float32"), config)
     return cast(shares, scores.dtype), experts, scores
 
 
-def route_by_sigmoid(x: Value, config: FeedForwardConfig, weight: Value) -> tuple[Value, ...]:
+def route_by_sigmoid(x: Value, config: FeedForwardConfig, weights: Weights) -> tuple[Value, ...]:
     """Choose by sigmoids of scores in float32, and scale the shares by a constant (DeepSeek V3)."""
-    scores = ops.linear("router scores", cast(x, "float32"), cast(weight, "float32"))
+    scores = ops.linear("router scores", cast(x, "float32"), cast(weights["router weight"], "float32"))
     chances = ops.activation("router chances", scores, "sigmoid")
     shares, experts = _choose(chances, config)
     return ops.scale("shares of the chosen, scaled", shares), experts, scores
@@ -67,7 +91,7 @@ def _choose(chances: Value, config: FeedForwardConfig) -> tuple[Value, Value]:
     return shares, experts
 
 
-def _run_experts(x: Value, config: FeedForwardConfig, weights: Weights, shares: Value) -> Value:
+def _run_experts(x: Value, config: FeedForwardConfig, weights: Weights, shares: Value, gate: Gate) -> Value:
     tape = x.storage.tape
     tokens, width = x.shape
     pairs = tokens * config.num_active_experts
@@ -76,30 +100,33 @@ def _run_experts(x: Value, config: FeedForwardConfig, weights: Weights, shares: 
     inputs = tape.apply("tokens by expert", (pairs, width), fresh=(x,), kept=(source,))
     del source
     share = tape.apply("shares by expert", (pairs,), fresh=(shares,), kept=(order,))
-    _sorting = (
-        tape.new("experts, sorted", (pairs,), "int64"),
+    experts = tape.new("experts, sorted", (pairs,), "int64")
+    _counting = (
         tape.new("experts, sorted, as numbers", (pairs,)),
         tape.new("tokens per expert", (config.num_experts,)),
     )
     ends = tape.new("end of each expert's tokens", (config.num_experts,), "int32")
-    answers = _feed_forward(inputs, config, weights, ends)
+    answers = _grouped("gate and up", inputs, weights, "gate_up_proj", 2 * config.hidden_dim, experts, ends)
+    answers = gate(answers, config)
+    answers = _grouped("down_proj output", answers, weights, "down_proj", width, experts, ends)
     answers = ops.multiply("weighted answers", answers, ops.view(share, (pairs, 1)))
     way_back = tape.new("way back to the tokens", (pairs,), "int64")
     answers = tape.apply("answers by token", (pairs, width), fresh=(answers,), kept=(way_back,))
     return cast(tape.apply("sum of the experts", (tokens, width), fresh=(answers,)), x.dtype)
 
 
-def _feed_forward(x: Value, config: FeedForwardConfig, weights: Weights, ends: Storage) -> Value:
-    both = _grouped("gate and up", x, weights["gate_up_proj weight"], 2 * config.hidden_dim, ends)
-    gate, up = ops.split(both, 2 * [config.hidden_dim])
-    del both
-    product = ops.multiply("feed-forward active", ops.activation("gate, active", gate, config.activation), up)
-    del gate, up
-    return _grouped("down_proj output", product, weights["down_proj weight"], x.shape[1], ends)
+def _grouped(
+    name: str, x: Value, weights: Weights, projection: str, outputs: int, experts: Storage, ends: Storage
+) -> Value:
+    """One product for all experts: rows up to each expert's end with that expert's weight; keeps its input.
 
-
-def _grouped(name: str, x: Value, weight: Value, outputs: int, ends: Storage) -> Value:
-    """One product for all experts: rows up to each expert's end with that expert's weight; keeps its input."""
+    A bias is looked up for each row, and added in place.
+    """
+    tape, weight, bias = x.storage.tape, weights[f"{projection} weight"], weights.get(f"{projection} bias")
+    shape = (x.shape[0], outputs)
     x = cast(x, weight.dtype)
-    kept = (x.storage, weight.storage, ends)
-    return x.storage.tape.apply(name, (x.shape[0], outputs), fresh=(x, weight), kept=kept)
+    biases = None if bias is None else tape.apply(f"{name} biases", shape, fresh=(bias,), kept=(experts,))
+    result = tape.apply(name, shape, fresh=(x, weight), kept=(x.storage, weight.storage, ends))
+    if biases is None:
+        return result
+    return tape.apply(f"{name} and biases", shape, passed=(result, biases), storage=result.storage)

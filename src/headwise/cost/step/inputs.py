@@ -4,7 +4,7 @@ from headwise.config.attention import AttentionConfig
 from headwise.config.latent import LatentAttentionConfig
 from headwise.config.model import ModelConfig
 from headwise.config.position import Rotary
-from headwise.cost.step.run import Family
+from headwise.cost.step.run import Family, heads_of
 from headwise.cost.step.tape import Shape, Tape, Value
 from headwise.cost.workload import Workload
 
@@ -21,15 +21,19 @@ def make_inputs(tape: Tape, config: ModelConfig, workload: Workload) -> dict[str
 
 def make_buffers(tape: Tape, config: ModelConfig, family: Family) -> dict[str, Value]:
     """Make the tensors that the model holds besides its weights."""
-    half = (_rotary_dim(config.blocks[0].attention) // 2,)
+    half = (max(_rotary_dim(block.attention) for block, _ in config.block_groups) // 2,)
     shapes: dict[str, tuple[Shape, str]] = {
         "position ids": ((1, config.max_positions), "int64"),
         "token types": ((1, config.max_positions), "int64"),
         "rotary frequencies": (half, "float32"),
         "original rotary frequencies": (half, "float32"),
+        "windowed rotary frequencies": (half, "float32"),
+        "original windowed rotary frequencies": (half, "float32"),
         "embedding scale": ((), "float32"),
     }
-    return _make(tape, {name: shapes[name] for name in family.buffers})
+    has_kinds = len({heads_of(block).mask for block, _ in config.block_groups}) > 1
+    names = [name for name in family.buffers if has_kinds or "windowed" not in name]
+    return _make(tape, {name: shapes[name] for name in names})
 
 
 def _rotary_dim(attention: object) -> int:

@@ -5,8 +5,20 @@ from headwise.cost.step.families.bert import BERT, DISTILBERT, ROBERTA
 from headwise.cost.step.families.deepseek import DEEPSEEK_V3
 from headwise.cost.step.families.gpt2 import GPT2
 from headwise.cost.step.families.gpt_neox import GPT_NEOX
+from headwise.cost.step.families.gpt_oss import GPT_OSS
 from headwise.cost.step.families.headwise import HEADWISE
-from headwise.cost.step.families.llama import GEMMA, GEMMA2, LLAMA, OLMO2, PHI3, QWEN_MOE
+from headwise.cost.step.families.llama import (
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
+    LLAMA,
+    MIXTRAL,
+    OLMO2,
+    PHI3,
+    QWEN2_MOE,
+    SMOLLM3,
+    STARCODER2,
+)
 from headwise.cost.step.families.t5 import T5
 from headwise.cost.step.families.vit import VIT
 from headwise.cost.step.oddities import find_oddity
@@ -20,18 +32,23 @@ FAMILIES = {
     "distilbert": DISTILBERT,
     "gemma": GEMMA,
     "gemma2": GEMMA2,
+    "gemma3_text": GEMMA3,
     "gpt2": GPT2,
     "gpt_neox": GPT_NEOX,
+    "gpt_oss": GPT_OSS,
     "headwise": HEADWISE,
     "llama": LLAMA,
     "mistral": LLAMA,
-    "mixtral": LLAMA,
+    "mixtral": MIXTRAL,
     "olmo2": OLMO2,
     "phi3": PHI3,
     "qwen2": LLAMA,
+    "qwen2_moe": QWEN2_MOE,
     "qwen3": LLAMA,
-    "qwen3_moe": QWEN_MOE,
+    "qwen3_moe": LLAMA,
     "roberta": ROBERTA,
+    "smollm3": SMOLLM3,
+    "starcoder2": STARCODER2,
     "t5": T5,
     "vit": VIT,
     "xlm-roberta": ROBERTA,

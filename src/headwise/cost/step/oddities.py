@@ -40,7 +40,7 @@ def _of_model(config: ModelConfig, family: Family, blocks: list[BlockConfig]) ->
         yield config.vocab_size > 0, f"patches and vocab_size {config.vocab_size}"
         rows = config.position_table_size
         yield rows != config.patches.num_tokens, f"a position table of {rows} rows for {config.patches.num_tokens}"
-    widths = {_rotary_dim(block.attention) for block in blocks}
+    widths = {_rotary_dim(block.attention) for block in blocks} - {0}  # SmolLM3 has layers that turn nothing
     yield len(widths) > 1, "layers of several rotary widths"
     yield from _of_encoder(config.encoder)
     for stack in (config.blocks, config.encoder.blocks if config.encoder is not None else ()):
@@ -87,7 +87,8 @@ def _of_attention(attention: AnyAttention, parts: frozenset[Part]) -> Oddities:
         yield is_partial and "rotary_dim" not in parts, f"rotary_dim {position.rotary_dim}"
     if not isinstance(attention, AttentionConfig):
         return
-    yield attention.sink, "a sink"
+    yield attention.sink and "sink" not in parts, "a sink"
+    yield not attention.sink and "sink" in parts, "no sink"
     yield attention.output_gate, "an output gate"
     yield attention.kv_layer is not None, "keys of an earlier layer"
     width = attention.embed_dim
@@ -107,11 +108,14 @@ def _of_feed_forward(config: FeedForwardConfig, family: Family) -> Oddities:
     parts = family.parts
     yield ("gated" if config.gated else "plain") not in parts, f"feed-forwards with gated {config.gated}"
     yield config.dropout_p > 0 and "feed-forward dropout_p" not in parts, "dropout in feed-forwards"
+    has_biases = "biases of experts" in parts
     if config.num_experts > 1:
         yield not family.has_experts, "experts"
-        yield config.bias or not config.gated, "experts with biases or without a gate"
-        yield config.router_bias or config.shared_gate, "a router's bias or a gate of experts"
+        yield (config.bias and not has_biases) or not config.gated, "experts with biases or without a gate"
+        yield config.router_bias != has_biases, f"router_bias {config.router_bias}"
+        yield config.shared_gate != ("shared_gate" in parts), f"shared_gate {config.shared_gate}"
         yield config.shared_hidden_dim > 0 and "shared expert" not in parts, "a shared expert"
+    yield has_biases and not (config.num_experts > 1 and config.bias), "no experts with biases"
 
 
 def _rotated_width(attention: AnyAttention) -> int:

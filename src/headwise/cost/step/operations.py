@@ -220,6 +220,8 @@ def first_token(x: Value) -> Value:
 
 def split(x: Value, widths: Sequence[int]) -> list[Value]:
     """Views of parts of the last dimension; backward joins their gradients in one new tensor."""
+    if len(x.shape) == 4 and x.shape[2] == 1:
+        x.storage.layout = "heads"  # one token's heads lie in memory in both orders
     return _split(x, [(*x.shape[:-1], width) for width in widths])
 
 

@@ -98,10 +98,12 @@ def _play_forward(
 
 
 def _play_layer(run: Run, family: Family, block: BlockConfig, weights: Weights, x: Value) -> Value:
+    mask = heads_of(block).mask
+    if mask in run.angles:
+        run.cosine, run.sine = run.angles[mask]
     if run.workload.checkpoint != "full":
         return family.layer(run, block, weights, x)
     # When the layer runs again, the body has returned, and the layer alone holds its mask and angles.
-    mask = heads_of(block).mask
-    own = replace(run, masks={mask: run.masks[mask]}, held=[])
+    own = replace(run, masks={mask: run.masks[mask]}, angles={}, held=[])
     with run.tape.owned_by(run.layer):
         return checkpointed(run.tape, lambda hidden: family.layer(own, block, weights, hidden), x)

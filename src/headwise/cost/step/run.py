@@ -31,7 +31,10 @@ Part = Literal[
     "parallel",
     "gated",
     "plain",
+    "sink",
     "shared expert",
+    "shared_gate",
+    "biases of experts",
     "dropout_p",
     "feed-forward dropout_p",
     "position_table_size",
@@ -103,7 +106,8 @@ class Run:
     """One forward pass on a tape: the tape, the workload, and what all layers share.
 
     `encoder_weights`: of each layer of the encoder. `masks`: the mask tensor for each structural mask, None where the
-    kernel needs none. `cosine`, `sine`: of the rotary angles. `bias`, `cross_bias`: T5's on the scores. `encoded`: what
+    kernel needs none. `cosine`, `sine`: of the rotary angles. `angles`: the same for each mask, where layers differ in
+    them (Gemma 3). `bias`, `cross_bias`: T5's on the scores. `encoded`: what
     cross-attention reads. `held`: what the body's own variables keep alive until it returns. `cached`: keys and values
     that a prefill leaves behind. `layer`: the name of the layer that runs.
     """
@@ -116,6 +120,7 @@ class Run:
     masks: dict[Mask, Storage | None] = field(default_factory=dict)
     cosine: Value | None = None
     sine: Value | None = None
+    angles: dict[Mask, tuple[Value, Value]] = field(default_factory=dict)
     bias: Value | None = None
     cross_bias: Value | None = None
     encoded: Value | None = None
@@ -126,6 +131,7 @@ class Run:
         """Drop what only the body's variables held, as when it returns."""
         self.held.clear()
         self.masks.clear()
+        self.angles.clear()
         self.bias = self.cross_bias = None
 
     def cache(self, x: Value) -> Value:

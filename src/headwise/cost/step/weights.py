@@ -107,6 +107,8 @@ class ModelWeights:
             self._linear(weights, name, width, outputs, bias=has_bias)
         concat_width = config.num_heads * config.v_head_dim
         self._linear(weights, "out_proj", concat_width, width, bias=config.projection_bias is True)
+        if config.sink:
+            weights["sink"] = self._parameter("sink", (config.num_heads,))
         if config.qk_norm:
             is_whole = config.qk_norm_over == "projection"
             for name, num_heads in (("query norm", config.num_heads), ("key norm", config.num_kv_heads)):
@@ -135,13 +137,17 @@ class ModelWeights:
         if config.num_experts == 1:
             self._dense(weights, width, hidden, is_gated=config.gated, bias=config.bias)
             return
-        self._linear(weights, "router", width, config.num_experts, bias=False)
-        for name, shape in (("gate_up_proj", (2 * hidden, width)), ("down_proj", (width, hidden))):
-            weights[f"{name} weight"] = self._parameter(f"{name} weight", (config.num_experts, *shape))
+        self._linear(weights, "router", width, config.num_experts, bias=config.router_bias)
+        for name, inputs, outputs in (("gate_up_proj", width, 2 * hidden), ("down_proj", hidden, width)):
+            weights[f"{name} weight"] = self._parameter(f"{name} weight", (config.num_experts, outputs, inputs))
+            if config.bias:
+                weights[f"{name} bias"] = self._parameter(f"{name} bias", (config.num_experts, outputs))
         if config.shared_hidden_dim:
             own: dict[str, Value] = {}
             self._dense(own, width, config.shared_hidden_dim, is_gated=True, bias=False)
             weights |= {f"shared {name}": weight for name, weight in own.items()}
+        if config.shared_gate:
+            self._linear(weights, "shared_expert_gate", width, 1, bias=False)
 
     def _dense(self, weights: dict[str, Value], width: int, hidden: int, *, is_gated: bool, bias: bool) -> None:
         if "gate_up_proj" in self._family.fused:

@@ -10,6 +10,7 @@ from headwise.cost.results import FlopCount
 from headwise.cost.running.flop_counter import FlopCounter
 from headwise.cost.running.prepare import switch_cache_off
 from headwise.cost.tracing.fake import FakeKernels, copy_to_meta, make_fake
+from headwise.cost.tracing.quiet import quiet_trace
 from headwise.errors import HeadwiseError, ModelError, describe
 from headwise.integrations.transformers_tracing import whole_texts
 
@@ -30,7 +31,7 @@ def trace_flops(module: nn.Module, inputs: Mapping[str, Tensor] | tuple[Tensor, 
     copied = copy_to_meta(module).eval()
     switch_cache_off(copied)
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
+        with quiet_trace(), FakeTensorMode(allow_non_fake_inputs=True):
             fake = make_fake(copied, inputs)
             with whole_texts(), FakeKernels(), torch.no_grad(), FlopCounter() as counter:
                 _ = copied(**fake) if isinstance(fake, Mapping) else copied(*fake)

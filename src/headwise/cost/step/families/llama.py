@@ -1,18 +1,32 @@
 """Llama and its relatives on a tape: decoders with rotary positions and gated feed-forwards.
 
-Llama, Mistral, Mixtral, Qwen 2, Qwen 3 and its experts: norms before each part. OLMo 2: after each part, before the
-sum. Gemma 2: both. Phi-3: fused projections.
+Llama, Mistral, Mixtral, Qwen 2, Qwen 3 and their experts, SmolLM3, StarCoder2: norms before each part. OLMo 2: after
+each part, before the sum. Gemma 2 and 3: both. Phi-3: fused projections.
 """
 
 from dataclasses import replace
+from types import NoneType
 
 from headwise.config.attention import AttentionConfig
 from headwise.config.model import BlockConfig, ModelConfig
+from headwise.config.position import Rotary
 from headwise.cost.step import operations as ops
 from headwise.cost.step.attention import attend
-from headwise.cost.step.experts import mix_experts, route_by_softmax, route_by_softmax_and_cast
+from headwise.cost.step.experts import (
+    mix_experts,
+    mix_with_gated_expert,
+    route_by_softmax,
+    route_by_softmax_and_cast,
+)
 from headwise.cost.step.heads import split_heads
-from headwise.cost.step.layers import gated_feed_forward, normalise, project, rotate_both, rotate_first_part
+from headwise.cost.step.layers import (
+    feed_forward,
+    gated_feed_forward,
+    normalise,
+    project,
+    rotate_both,
+    rotate_first_part,
+)
 from headwise.cost.step.norms import rms_norm_cast_last, rms_norm_one_plus
 from headwise.cost.step.run import Family, Run, Weights, attention_of
 from headwise.cost.step.tape import Value
@@ -22,15 +36,29 @@ ROTARY_BUFFERS = ("rotary frequencies", "original rotary frequencies")
 
 def embed(run: Run, config: ModelConfig, weights: Weights, inputs: Weights, buffers: Weights) -> Value:
     """Look tokens up, and make the rotary angles that all layers share."""
+    x = look_up(run, config, weights, inputs, buffers)
+    rotary_dim = 2 * buffers["rotary frequencies"].shape[0]
+    make_angles(run, rotary_dim, "float32" if run.family.rotates_in_float32 else x.dtype)
+    return x
+
+
+def look_up(run: Run, config: ModelConfig, weights: Weights, inputs: Weights, buffers: Weights) -> Value:
+    """Look tokens up, scale them where the family does, and drop some."""
     batch, seq, width = run.workload.batch, run.workload.seq, config.embed_dim
     x = ops.embedding("token embeddings", weights["token table"], inputs["token ids"].storage, (batch, seq, width))
     if "embedding scale" in buffers:
         x = _scale_embeddings(run, x, buffers["embedding scale"])
     run.held += [x.storage, run.tape.new("position ids", (1, seq), "int64")]
-    x = run.dropout("embeddings", x, config.embedding_dropout_p)
-    make_angles(
-        run, 2 * buffers["rotary frequencies"].shape[0], "float32" if run.family.rotates_in_float32 else x.dtype
-    )
+    return run.dropout("embeddings", x, config.embedding_dropout_p)
+
+
+def _embed_gemma3(run: Run, config: ModelConfig, weights: Weights, inputs: Weights, buffers: Weights) -> Value:
+    """As others do, but windowed layers turn by angles of their own."""
+    x = look_up(run, config, weights, inputs, buffers)
+    for mask in dict.fromkeys(attention_of(block).mask for block, _ in config.block_groups):
+        make_angles(run, 2 * buffers["rotary frequencies"].shape[0], x.dtype)
+        assert run.cosine is not None and run.sine is not None, "just made"
+        run.angles[mask] = run.cosine, run.sine
     return x
 
 
@@ -75,8 +103,9 @@ def _attention(run: Run, config: AttentionConfig, weights: Weights, x: Value) ->
         query = _project_heads(run, "query", x, weights, "q_proj", config, config.num_heads)
         key = _project_heads(run, "key", x, weights, "k_proj", config, config.num_kv_heads)
         value = split_heads(project("value", x, weights, "v_proj"), config.num_kv_heads, config.v_head_dim)
-    rotate = rotate_first_part if run.family is PHI3 else rotate_both
-    query, key = rotate(run, query, key)
+    if config.position is not None:
+        rotate = rotate_first_part if run.family is PHI3 else rotate_both
+        query, key = rotate(run, query, key)
     key, value = run.cache(key), run.cache(value)
     attended, attention_weights = attend(run, config, query, key, value)
     return project("out_proj output", attended, weights, "out_proj"), attention_weights
@@ -109,15 +138,14 @@ def _split_fused(x: Value, weights: Weights, config: AttentionConfig) -> tuple[V
 def _feed_forward(run: Run, block: BlockConfig, weights: Weights, x: Value) -> Value:
     config = block.feed_forward
     if config.num_experts > 1:
-        return mix_experts(
-            x, config, weights, route_by_softmax_and_cast if run.family is QWEN_MOE else route_by_softmax
-        )
+        route = route_by_softmax if run.family is MIXTRAL else route_by_softmax_and_cast
+        return (mix_with_gated_expert if config.shared_gate else mix_experts)(x, config, weights, route)
     if "gate_up_proj weight" in weights:
         gate, up = ops.split(project("gate and up", x, weights, "gate_up_proj"), (config.hidden_dim,) * 2)
         product = ops.multiply("feed-forward active", up, ops.activation("gate, active", gate, config.activation))
         del gate, up
         return project("down_proj output", product, weights, "down_proj")
-    return gated_feed_forward(config, weights, x)
+    return gated_feed_forward(config, weights, x) if config.gated else feed_forward(config, weights, x)
 
 
 LLAMA = Family(
@@ -130,7 +158,10 @@ LLAMA = Family(
     has_experts=True,
     buffers=ROTARY_BUFFERS,
 )
-QWEN_MOE = replace(LLAMA)
+MIXTRAL = replace(LLAMA)
+QWEN2_MOE = replace(LLAMA, parts=LLAMA.parts | {"shared expert", "shared_gate"})
+SMOLLM3 = replace(LLAMA, positions=(Rotary, NoneType), has_experts=False)
+STARCODER2 = replace(LLAMA, parts=frozenset({"num_kv_heads", "head_dim", "plain", "dropout_p"}), has_experts=False)
 PHI3 = replace(
     LLAMA,
     fused=frozenset({"qkv_proj", "gate_up_proj"}),
@@ -151,6 +182,13 @@ GEMMA2 = replace(
     norm_placements=("both",),
     parts=GEMMA.parts | {"softcap"},
     has_sdpa=False,
+)
+GEMMA3 = replace(
+    GEMMA2,
+    embed=_embed_gemma3,
+    parts=GEMMA.parts,
+    buffers=(*GEMMA.buffers, "windowed rotary frequencies", "original windowed rotary frequencies"),
+    has_sdpa=True,
 )
 OLMO2 = replace(
     LLAMA,
