@@ -42,7 +42,7 @@ def test_every_kind_of_layer_and_cache_has_its_line_in_80_columns(name):
     text = count_text(count)
     assert max(cell_len(line) for line in text.splitlines()) <= 80
     for kind in count.layers:
-        assert re.search(rf"^{kind.name} +{kind.num_layers} ", text, re.MULTILINE)
+        assert re.search(rf"^{re.escape(kind.name)} +{kind.num_layers} ", text, re.MULTILINE)
     for kind in {entry.kind for entry in count.kv_layers}:
         assert re.search(rf"^{kind} +\d", text, re.MULTILINE)
 

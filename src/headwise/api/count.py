@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from headwise.api.prediction import predict, with_usual_attention
+from headwise.api.prediction import kernel_note, kernel_of, predict, with_usual_attention
 from headwise.api.results import Count, FlopsByPhase
 from headwise.api.subject import find_content, find_name, find_on_paper, load
-from headwise.api.summary import resolve_seq, summarise
+from headwise.api.summary import default_seq, resolve_seq, summarise
 from headwise.config.checks import require_size
 from headwise.config.model import ModelConfig
 from headwise.cost.flops import TRAIN_PER_FORWARD, decode_flops
@@ -30,6 +30,8 @@ UNTRACED = (
     "The memory of a step of {} with this setting has no closed form here; --trace (trace=True) runs the module's own "
     "code without numbers."
 )
+A_GPU = "a GPU such as the A100"
+QUADRATIC = "That kernel builds the score matrix: the memory of a step grows with the square of the length."
 TRACED = (
     "There is no closed form of {}: parameters are those of the module that transformers builds, FLOPs and memory are "
     "traced on it."
@@ -127,7 +129,10 @@ def _count_config(
         workload = with_usual_attention(config, workload)
     size = {"batch": workload.batch, "seq": workload.seq}
     flops = step_flops(config, workload)
-    memory, notes = _predict_memory(config, content, workload, step)
+    memory, workload, notes = _predict_memory(config, content, workload, step)
+    kernel = kernel_of(config, workload)
+    if kernel is not None and kernel.is_quadratic:
+        notes = (kernel_note(A_GPU if workload.device == "cuda" else "a CPU", kernel), QUADRATIC, *notes)
     return Count(
         model=summarise(config, name=config.name, source=source),
         batch=workload.batch,
@@ -154,24 +159,25 @@ def _count_config(
 
 def _predict_memory(
     config: ModelConfig, content: Mapping[str, Any] | None, workload: Workload, step: Mapping[str, Any]
-) -> tuple[StepMemory | None, tuple[str, ...]]:
+) -> tuple[StepMemory | None, Workload, tuple[str, ...]]:
     """Predict the memory of a step in closed form, or trace it where there is none and a config's content is given."""
     predicted = predict(config, workload)
     if predicted is not None:
-        return predicted, ()
+        return predicted, workload, ()
     if content is None:
-        return None, (UNTRACED.format(config.model_type),)
+        return None, workload, (UNTRACED.format(config.model_type),)
     from headwise.api.tracing import trace_content
 
     try:
         traced = trace_content(content, name=config.name, workload=workload, is_attention_given="attention" in step)
     except HeadwiseError as error:
-        return None, (UNPREDICTED.format(error),)
-    return traced.memory, (
+        return None, workload, (UNPREDICTED.format(error),)
+    notes = (
         f"The memory of a step of {config.model_type} is traced with {traced.workload.attention} attention, since it "
         "has no closed form here.",
         *traced.notes,
     )
+    return traced.memory, traced.workload, notes
 
 
 def _count_untold(model: Any, unknown: HeadwiseError, size: dict[str, Any], step: Mapping[str, Any]) -> Count:
@@ -181,7 +187,8 @@ def _count_untold(model: Any, unknown: HeadwiseError, size: dict[str, Any], step
         raise unknown
     from headwise.api.tracing import trace_content
 
-    workload = Workload(batch=size["batch"], seq=resolve_seq(None, size["seq"]), **step)
+    seq = size["seq"] if size["seq"] is not None else default_seq(content)
+    workload = Workload(batch=size["batch"], seq=resolve_seq(None, seq), **step)
     name = find_name(model)
     traced = trace_content(content, name=name, workload=workload, is_attention_given="attention" in step)
     return Count(

@@ -2,13 +2,16 @@
 
 from dataclasses import replace
 
+from headwise.config.linear import LinearAttentionConfig
 from headwise.config.model import ModelConfig
 from headwise.cost.memory import predict_step
 from headwise.cost.reserved import predict_reserved
 from headwise.cost.results import StepMemory
+from headwise.cost.step.attention import choose_kernel
 from headwise.cost.step.models import FAMILIES
 from headwise.cost.workload import Workload
 from headwise.errors import UnsupportedError
+from headwise.kernels import KernelChoice
 
 NO_CLOSED_FORM = "There is no closed form of the memory of a step of {} with this setting: it is not predicted."
 
@@ -27,6 +30,21 @@ def reserved(config: ModelConfig, workload: Workload) -> int | None:
         return predict_reserved(config, workload) if workload.device == "cuda" else None
     except UnsupportedError:
         return None
+
+
+def kernel_of(config: ModelConfig, workload: Workload) -> KernelChoice | None:
+    """Return torch's kernel for the first layer that attends through sdpa; None where none does."""
+    layers = (block.attention for block in config.blocks)
+    attention = next((layer for layer in layers if not isinstance(layer, LinearAttentionConfig)), None)
+    if workload.attention != "sdpa" or attention is None:
+        return None
+    return choose_kernel(attention, workload)[0]
+
+
+def kernel_note(place: str, kernel: KernelChoice) -> str:
+    """Say which kernel attention runs somewhere, and why not a faster one."""
+    why = f" ({'; '.join(kernel.reasons)})" if kernel.reasons else ""
+    return f"On {place} attention runs torch's {kernel.name} kernel{why}."
 
 
 def with_usual_attention(config: ModelConfig | None, workload: Workload) -> Workload:

@@ -2,15 +2,13 @@
 
 from dataclasses import replace
 
-from headwise.api.prediction import NO_CLOSED_FORM, predict, reserved
+from headwise.api.prediction import NO_CLOSED_FORM, kernel_note, kernel_of, predict, reserved
 from headwise.api.results import FlopsSection, MemorySection
-from headwise.config.linear import LinearAttentionConfig
 from headwise.config.model import ModelConfig
 from headwise.cost.flops import forward_flops, train_flops
 from headwise.cost.kv import DEFAULT_DTYPE, kv_cache_bytes, kv_cache_bytes_per_token, score_matrix_bytes
 from headwise.cost.planner import judge
 from headwise.cost.results import Device, FlopCount, StepMemory
-from headwise.cost.step.attention import choose_kernel
 from headwise.cost.workload import Workload
 
 SCORES_DTYPE = "float32"  # of the step that is predicted and measured
@@ -90,19 +88,11 @@ def _kernel_notes(
     config: ModelConfig, workload: Workload, device: Device, predicted_here: StepMemory | None
 ) -> tuple[str, ...]:
     """Say which kernel attention runs on each device that a peak is for, and why not a faster one."""
-    attention = next((b.attention for b in config.blocks if not isinstance(b.attention, LinearAttentionConfig)), None)
-    if workload.attention != "sdpa" or attention is None:
-        return ()
     places = [(_place(device), replace(workload, device=device.kind))]
     if predicted_here and device.kind != "cpu":
         places.append((THIS_CPU, replace(workload, device="cpu")))
-    notes = []
-    for place, on_place in places:
-        capability = device.compute_capability if on_place.device == "cuda" else None
-        kernel, _ = choose_kernel(attention, replace(on_place, compute_capability=capability or (8, 0)))
-        why = f" ({'; '.join(kernel.reasons)})" if kernel.reasons else ""
-        notes.append(f"On {place} attention runs torch's {kernel.name} kernel{why}.")
-    return tuple(notes)
+    kernels = [(place, kernel_of(config, on_place)) for place, on_place in places]
+    return tuple(kernel_note(place, kernel) for place, kernel in kernels if kernel is not None)
 
 
 def _place(device: Device) -> str:

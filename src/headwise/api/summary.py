@@ -1,6 +1,9 @@
 """A ModelSummary of whatever was loaded, and the workload that a verb assumes unless told."""
 
+from collections.abc import Mapping
+
 from headwise.api.results import ModelSummary
+from headwise.config.linear import LinearAttentionConfig
 from headwise.config.model import ModelConfig
 from headwise.errors import HeadwiseError
 
@@ -8,8 +11,13 @@ DEFAULT_SEQ = 512
 
 
 def summarise(config: ModelConfig | None, *, name: str, source: str) -> ModelSummary:
-    """Say which model this is in the words of its config; sizes are of the first layer, None without a config."""
-    first = config.blocks[0].attention if config else None
+    """Say which model this is in the words of its config; None without one.
+
+    Heads are those of the first layer that attends; a layer that keeps a state in place of keys is another thing.
+    """
+    layers = [block.attention for block in config.blocks] if config else []
+    attending = [layer for layer in layers if not isinstance(layer, LinearAttentionConfig)]
+    first = next(iter(attending or layers), None)
     return ModelSummary(
         name=config.name if config else name,
         source=source,
@@ -21,6 +29,13 @@ def summarise(config: ModelConfig | None, *, name: str, source: str) -> ModelSum
         head_dim=first.head_dim if first else None,
         max_positions=config.max_positions if config else None,
     )
+
+
+def default_seq(content: Mapping[str, object]) -> int:
+    """Return the smaller of 512 and the positions that a config.json of any family tells, if it tells them."""
+    told = (content.get(key) for key in ("max_position_embeddings", "n_positions", "max_target_positions"))
+    positions = next((size for size in told if isinstance(size, int) and size > 0), DEFAULT_SEQ)
+    return min(DEFAULT_SEQ, positions)
 
 
 def resolve_seq(config: ModelConfig | None, seq: int | None) -> int:

@@ -19,6 +19,8 @@ def count(
     ] = "adamw",
     attention: Annotated[str | None, typer.Option(help="sdpa or eager [default: what transformers takes]")] = None,
     checkpoint: Annotated[str, typer.Option(help="what backward computes again: none, selective, full")] = "none",
+    loss: Annotated[str, typer.Option(help="sum, cross_entropy or chunked_cross_entropy")] = "sum",
+    device: Annotated[str, typer.Option(help="what the training step runs on: cuda or cpu")] = "cuda",
     macs: Annotated[bool, typer.Option("--macs", help="multiply-adds too, half the FLOPs")] = False,
     trace: Annotated[bool, typer.Option("--trace", help="trace a step's memory where it has no closed form")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="run a small model of this kind and compare")] = False,
@@ -41,6 +43,8 @@ def count(
             precision=precision,
             optimizer=optimizer,
             checkpoint=checkpoint,
+            loss=loss,
+            device=device,
             **({} if attention is None else {"attention": attention}),
         )
     if json:

@@ -82,7 +82,7 @@ def _describe_attention(block: BlockConfig) -> str:
     else:
         words = "full" if isinstance(mask, Full) else "causal" if isinstance(mask, Causal) else repr(mask)
     if isinstance(attention.position, T5Bias) and attention.position.owns_table:
-        words += " with position table"
+        words += ", bias"
     if attention.kv_layer is not None:
         words += ", keys of another layer"
     return words if block.cross_attention is None else f"{words}, cross"

@@ -6,7 +6,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Literal
 
-from headwise.results import Result
+from headwise.results import Result, format_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +165,16 @@ class Ledger(Result):
     def peak(self) -> int:
         """Index of the moment with the most bytes alive (the first of equals)."""
         return self.bytes_by_moment.index(max(self.bytes_by_moment))
+
+    def to_text(self, *, num_largest: int = 10) -> str:
+        """Say when the peak is, and which tensors are the largest then; the whole ledger is in `to_dict`."""
+        if not self.moments:
+            return "no moment was recorded"
+        alive = self.alive(self.peak)
+        rows = [f"  {format_bytes(one.bytes):>10}  {one.owner} {one.name} {one.shape} {one.dtype}" for one in alive]
+        rest = [f"  and {len(alive) - num_largest:,} more"] if len(alive) > num_largest else []
+        head = f"peak {format_bytes(self.bytes_at(self.peak))} at {self.moments[self.peak]}: {len(alive):,} tensors"
+        return "\n".join([head, *rows[:num_largest], *rest])
 
     def kind_bytes(self, kind: Kind) -> int:
         """Return the bytes of all tensors of one kind, whenever alive."""

@@ -140,6 +140,10 @@ def _scale_layers(config: Mapping[str, Any], small: dict[str, Any]) -> None:
         assert isinstance(kinds, list)
         num_layers = max(num_layers, *(kinds.index(kind) + 1 for kind in set(map(str, kinds)) if kind in kinds))
         small["layer_types"] = kinds[:num_layers]
+    if isinstance(config.get("attention_types"), list):  # GPT-Neo: how often a row of kinds is repeated
+        pattern = config["attention_types"][0][0]
+        small["attention_types"], num_layers = [[pattern, 1]], len(pattern)
+        small.pop("attention_layers", None)
     intervals = [config[key] for key in _INTERVALS if _is_size(config.get(key)) and config[key] <= MAX_INTERVAL]
     if config.get("model_type") == "qwen3_next":
         intervals.append(4)  # its interval where the config does not say

@@ -103,7 +103,7 @@ def _describe_step(answer: Count | Verification) -> list[str]:
     if workload is None or workload.phase != "train":
         return []
     words = [f"training in {PRECISIONS.get(workload.precision, workload.precision)}", workload.optimizer]
-    words.append(f"{workload.attention} attention")
+    words += [f"{workload.attention} attention", "loss " + workload.loss.replace("_", " ")]
     if workload.checkpoint != "none":
         words.append(f"{workload.checkpoint} checkpointing")
     return [*words, "on a GPU" if workload.device == "cuda" else "on a CPU"]
@@ -124,7 +124,7 @@ def _figures_table(groups: list[list[Row]]) -> Table:
 
 def _layers_table(count: Count) -> Table:
     """Return a line for each kind of layer: how many, and what one of them has and does."""
-    table = _table("layers", "number", "parameters each", "forward each", "cache each")
+    table = _table("layers", "number", "weights each", "dense FLOPs each", "cache each")
     for kind in count.layers:
         table.add_row(
             safe_text(kind.name),
