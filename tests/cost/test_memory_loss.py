@@ -69,6 +69,13 @@ def test_cross_entropy_saves_and_needs_what_transformers_own_does(family, tied):
     assert abs(predicted.peak_bytes - measured.peak_bytes) <= allowance(config)
 
 
+@pytest.mark.parametrize("seq", [2, 11])
+def test_labels_of_a_single_text_are_a_view_of_the_padded_ones(seq):
+    model, config = build("llama")
+    measured = measure_training_step(model, inputs(1, seq), loss=lambda output: output.loss, optimizer="sgd")
+    assert predict_step(config, work("cross_entropy", 1, seq, optimizer="sgd")).saved_bytes == measured.saved_bytes
+
+
 def test_a_narrow_models_scores_are_cast_before_the_loss():
     model, config = build("llama")
     batch, seq = 2, 7  # products of narrow numbers are slow on a CPU

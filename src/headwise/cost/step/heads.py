@@ -1,5 +1,7 @@
 """Operations on heads, on a tape: how tokens are split among heads and brought together, and attention's products."""
 
+from math import prod
+
 from headwise.cost.step.autocast import cast_inputs
 from headwise.cost.step.operations import add, cut, factors, join, multiply, scale, subtract, view
 from headwise.cost.step.tape import Value
@@ -17,10 +19,14 @@ def split_heads(x: Value, num_heads: int, head_dim: int) -> Value:
 
 
 def merge_heads(name: str, x: Value) -> Value:
-    """Bring (B, H, T, D) to (B, T, H * D): a view where tokens come first in memory, else a copy."""
+    """Bring (B, H, T, D) to (B, T, H * D): a view where tokens come first in memory, else a copy.
+
+    What a kernel has padded, and is cut to its size, has gaps and is copied too.
+    """
     batch, heads, seq, dim = x.shape
     shape = (batch, seq, heads * dim)
-    if x.storage.layout == "tokens" or heads == 1 or seq == 1:
+    has_gaps = prod(x.shape) < prod(x.storage.record.shape)
+    if not has_gaps and (x.storage.layout == "tokens" or heads == 1 or seq == 1):
         return view(x, shape)
     return x.storage.tape.apply(name, shape, passed=(x,))
 

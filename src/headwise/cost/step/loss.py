@@ -71,6 +71,8 @@ def _shift(labels: Storage) -> tuple[Storage, Storage]:
     """Return for each token the next one as its label, and the padded labels that it was cut from."""
     batch, seq = labels.record.shape
     padded = labels.tape.new("labels, padded", (batch, seq + 1), "int64")
+    if batch == 1:  # the part of a single row lies in memory as a row does: no copy is made
+        return padded, padded
     return labels.tape.new("labels of the next tokens", (batch, seq), "int64"), padded
 
 
