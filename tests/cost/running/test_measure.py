@@ -307,3 +307,11 @@ def test_cuda_peaks_are_the_allocators_own_for_each_moment(monkeypatch):
     assert step.saved_bytes == 12  # by the same hooks
     assert resets == [device] * 5
     assert waits == [device] * 2
+
+
+def test_the_callers_inputs_get_no_gradient_though_the_step_makes_one():
+    x = torch.randn(2, 4, 8, requires_grad=True)
+    plain = measure_training_step(nn.Linear(8, 8), (x.detach(),), optimizer="sgd")
+    learning = measure_training_step(nn.Linear(8, 8), (x,), optimizer="sgd")
+    assert x.grad is None
+    assert learning.peak_bytes == plain.peak_bytes + 4 * x.numel()

@@ -3,13 +3,13 @@
 import copy
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from headwise.cost.results import FlopCount, MeasuredStep
 from headwise.cost.running.flop_counter import FlopCounter
@@ -173,6 +173,9 @@ class _Step:
     def _forget_gradients(self) -> None:
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
+        for leaf in tree_leaves(self.inputs):
+            if isinstance(leaf, Tensor):
+                leaf.grad = None
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
@@ -198,6 +201,7 @@ def _make_step(
         prepare_module(trained, workload)
         inputs = prepare_inputs(inputs, workload)
         loss = loss or make_loss(trained, inputs, workload)
+    inputs = _own_leaves(inputs)
     return _Step(
         module=trained,
         inputs=inputs,
@@ -206,6 +210,16 @@ def _make_step(
         workload=workload,
         device=device,
     )
+
+
+def _own_leaves(inputs: Inputs) -> Inputs:
+    """Return inputs of the same numbers that gradients may be left on, as the caller's are not the step's to change."""
+
+    def own(leaf: object) -> object:
+        return leaf.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
+
+    owned: Inputs = tree_map(own, dict(inputs) if isinstance(inputs, Mapping) else tuple(inputs))
+    return owned
 
 
 def _copy(module: nn.Module) -> nn.Module:

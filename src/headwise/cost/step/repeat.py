@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from headwise.config.checks import require_instance
 from headwise.config.model import BlockConfig, ModelConfig
 from headwise.cost.results import Kind
 from headwise.cost.step.optimizers import optimizer_states, trained_parameters
@@ -58,6 +59,8 @@ class RepeatedStep:
     """
 
     def __init__(self, config: ModelConfig, workload: Workload):
+        require_instance("config", config, ModelConfig)
+        require_instance("workload", workload, Workload)
         blocks: list[BlockConfig] = []
         self._shifts: list[range] = []  # by how many layers each played layer is shifted
         place = 0
