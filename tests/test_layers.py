@@ -37,7 +37,11 @@ MAY_IMPORT = {
         "results",
         "masks",
         "config",
+        "kernels",  # the choice that a fit prints
+        "cost.workload",
+        "api.fit_results",
         *(f"{part}.results" for part in ("cost", "inspection", "checks", "experiments", "api")),
+        *(f"cost.{part}.results" for part in ("oom", "planning", "sharding")),
     },
     "cli": {"errors", "results", "api", "report"},
 }

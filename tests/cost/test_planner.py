@@ -22,7 +22,7 @@ EVERY_DEVICE = [*DEVICES.values(), CPU]
 
 def bounds(peak_bytes: int, device: Device) -> tuple[int, int]:
     parts = unmodelled(peak_bytes, device)
-    return sum(part.low_bytes for part in parts), sum(part.high_bytes for part in parts)
+    return sum(part.low for part in parts), sum(part.high for part in parts)
 
 
 @given(device=st.sampled_from(EVERY_DEVICE), share=st.floats(0, 1.5))
@@ -48,7 +48,7 @@ def test_all_three_answers_occur_in_order_as_the_peak_grows(device):
 @pytest.mark.parametrize("device", [DEVICES["t4"], CPU], ids=lambda device: device.name)
 def test_holes_between_blocks_may_take_15_percent_of_the_peak(device):
     holes = next(part for part in unmodelled(10_000, device) if "holes" in part.what)
-    assert (holes.low_bytes, holes.high_bytes) == (0, 1500)
+    assert (holes.low, holes.high) == (0, 1500)
 
 
 @pytest.mark.parametrize(
@@ -58,13 +58,13 @@ def test_what_is_allowed_for_holes_is_enough_for_the_steps_that_need_most(name, 
     ledger = predict_ledger(preset(name), Workload(batch=batch, seq=seq, device="cuda"))
     peak_bytes = ledger.bytes_at(ledger.peak)
     holes = next(part for part in unmodelled(peak_bytes, DEVICES["t4"]) if "holes" in part.what)
-    assert replay_ledger(ledger, steps=3, capacity_bytes=peak_bytes + holes.high_bytes).out_of_memory is None
+    assert replay_ledger(ledger, steps=3, capacity_bytes=peak_bytes + holes.high).out_of_memory is None
 
 
 @given(device=st.sampled_from(EVERY_DEVICE), peak_bytes=st.integers(0, 2**50))
 def test_every_bound_is_a_range(device, peak_bytes):
     for part in unmodelled(peak_bytes, device):
-        assert 0 <= part.low_bytes <= part.high_bytes
+        assert 0 <= part.low <= part.high
 
 
 def test_the_last_segment_counts_whole():
@@ -99,10 +99,10 @@ def test_a_replay_narrows_the_holes_and_takes_the_place_of_whole_segments(name):
     by_name = {part.what: part for part in unmodelled(peak_bytes, device)}
     replayed = {part.what: part for part in unmodelled(peak_bytes, device, reserved_bytes=reserved_bytes)}
     holes = replayed["allocator rounding and holes"]
-    assert (holes.low_bytes, holes.high_bytes) == (0, 22 * MIB)
-    assert replayed["cuBLAS workspace"].low_bytes == 0  # it may lie in a hole
+    assert (holes.low, holes.high) == (0, 22 * MIB)
+    assert replayed["cuBLAS workspace"].low == 0  # it may lie in a hole
     assert replayed["CUDA context"] == by_name["CUDA context"]
-    high = sum(part.high_bytes for part in replayed.values())
+    high = sum(part.high for part in replayed.values())
     verdict = judge(peak_bytes, replace(device, memory_bytes=reserved_bytes + high), reserved_bytes=reserved_bytes)
     assert (verdict.fits, verdict.reserved_bytes, verdict.peak_bytes) == ("yes", reserved_bytes, peak_bytes)
     assert "5.00 GiB at the peak, for which 6.00 GiB are reserved, and" in verdict.reason
@@ -112,7 +112,7 @@ def test_a_replay_narrows_the_holes_and_takes_the_place_of_whole_segments(name):
 
 def test_reserved_bytes_beyond_the_capacity_are_no_proof_that_it_does_not_fit():
     device = DEVICES["t4"]
-    low = sum(part.low_bytes for part in unmodelled(0, device, reserved_bytes=0))
+    low = sum(part.low for part in unmodelled(0, device, reserved_bytes=0))
     peak_bytes = device.memory_bytes - low
     assert judge(peak_bytes, device, reserved_bytes=2 * device.memory_bytes).fits == "tight"
     assert judge(peak_bytes + 1, device, reserved_bytes=2 * device.memory_bytes).fits == "no"
@@ -130,21 +130,21 @@ def test_reserved_bytes_beyond_the_capacity_are_no_proof_that_it_does_not_fit():
 )
 def test_workspaces_are_those_of_the_architecture(name, low, high):
     workspace = next(part for part in unmodelled(0, DEVICES[name]) if part.what == "cuBLAS workspace")
-    assert (workspace.low_bytes, workspace.high_bytes) == (low * MIB, high * MIB)
+    assert (workspace.low, workspace.high) == (low * MIB, high * MIB)
 
 
 @pytest.mark.parametrize(("capability", "low", "high"), [((12, 0), 8.125, 64), (None, 8.125, 64)])
 def test_workspaces_of_other_devices_lie_between_those_of_the_known(capability, low, high):
     device = replace(DEVICES["t4"], compute_capability=capability)
     workspace = next(part for part in unmodelled(0, device) if part.what == "cuBLAS workspace")
-    assert (workspace.low_bytes, workspace.high_bytes) == (low * MIB, high * MIB)
+    assert (workspace.low, workspace.high) == (low * MIB, high * MIB)
 
 
 def test_the_least_context_is_what_a_process_took_beside_its_one_tensor():
     """pytorch/pytorch#86509: 287,047,680 bytes in use with one tensor of 20 x 16 x 50 x 100 float32."""
     segment = replay([("tensor", 20 * 16 * 50 * 100 * 4)]).reserved_bytes
     context = next(part for part in unmodelled(0, DEVICES["a100-80gb"]) if part.what == "CUDA context")
-    assert context.low_bytes + segment == 287_047_680
+    assert context.low + segment == 287_047_680
 
 
 @pytest.mark.parametrize("device", EVERY_DEVICE, ids=lambda device: device.name)

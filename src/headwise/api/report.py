@@ -102,7 +102,9 @@ def _refuse_to_replace_other_files(path: Path) -> None:
 
 def _report_on_paper(config: ModelConfig, source: str, *, batch: int, seq: int | None, device: Device) -> Report:
     """Predict everything from a config; nothing is loaded or run."""
-    workload = with_usual_attention(config, Workload(batch=batch, seq=resolve_seq(config, seq), device=device.kind))
+    workload = with_usual_attention(
+        config, Workload(batch=batch, seq=resolve_seq(config, seq), device=device.step_device)
+    )
     return Report(
         model=summarise(config, name=config.name, source=source),
         workload=workload,
@@ -133,7 +135,7 @@ def _report_on_module(
     workload = Workload(
         batch=batch,
         seq=resolve_seq(config, seq),
-        device=device.kind,
+        device=device.step_device,
         attention="eager" if running.is_eager(loaded.module) else "sdpa",
     )
     here = replace(workload, device="cpu")

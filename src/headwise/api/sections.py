@@ -88,7 +88,7 @@ def _kernel_notes(
     config: ModelConfig, workload: Workload, device: Device, predicted_here: StepMemory | None
 ) -> tuple[str, ...]:
     """Say which kernel attention runs on each device that a peak is for, and why not a faster one."""
-    places = [(_place(device), replace(workload, device=device.kind))]
+    places = [(_place(device), replace(workload, device=device.step_device))]
     if predicted_here and device.kind != "cpu":
         places.append((THIS_CPU, replace(workload, device="cpu")))
     kernels = [(place, kernel_of(config, on_place)) for place, on_place in places]

@@ -1,11 +1,10 @@
 """Does a step fit a device? Peak of its tensors, plus bounds of what no ledger of tensors holds."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 from headwise.config.checks import require_size
 from headwise.cost.heap import LARGE_SEGMENT_BYTES, SEGMENT_STEP_BYTES, SMALL_SEGMENT_BYTES, round_up
-from headwise.cost.results import Device, FitVerdict
+from headwise.cost.results import Device, FitVerdict, Unmodelled
 from headwise.errors import ConfigError
 from headwise.results import BYTES_PER_GIB, BYTES_PER_MIB, format_bytes
 
@@ -17,16 +16,6 @@ HOLES_PERCENT = 15
 
 # A process that held one tensor of 20 x 16 x 50 x 100 float32, in a segment of 20 MiB, took 287,047,680 bytes.
 SMALLEST_CONTEXT_BYTES = 287_047_680 - LARGE_SEGMENT_BYTES
-
-
-@dataclass(frozen=True, kw_only=True)
-class Unmodelled:
-    """Memory that is needed beside the tensors of the step, between two bounds, and where the bounds are from."""
-
-    what: str
-    low_bytes: int
-    high_bytes: int
-    source: str
 
 
 def unmodelled(peak_bytes: int, device: Device, *, reserved_bytes: int | None = None) -> tuple[Unmodelled, ...]:
@@ -50,15 +39,15 @@ def unmodelled(peak_bytes: int, device: Device, *, reserved_bytes: int | None = 
     if reserved_bytes is None:
         holes = Unmodelled(
             what="allocator rounding and holes",
-            low_bytes=0,
-            high_bytes=peak_bytes * HOLES_PERCENT // 100,
+            low=0,
+            high=peak_bytes * HOLES_PERCENT // 100,
             source="pytorch/pytorch#40989 (11 to 12 %), and replays of predicted steps of the presets (up to 14.4 %)",
         )
     else:
         holes = Unmodelled(
             what="allocator rounding and holes",
-            low_bytes=0,
-            high_bytes=SMALL_SEGMENT_BYTES + LARGE_SEGMENT_BYTES,
+            low=0,
+            high=SMALL_SEGMENT_BYTES + LARGE_SEGMENT_BYTES,
             source="a segment of each kind beside those of the replay",
         )
     if device.kind == "cuda":
@@ -66,8 +55,8 @@ def unmodelled(peak_bytes: int, device: Device, *, reserved_bytes: int | None = 
         return (
             Unmodelled(
                 what="CUDA context",
-                low_bytes=SMALLEST_CONTEXT_BYTES,
-                high_bytes=2 * BYTES_PER_GIB,
+                low=SMALLEST_CONTEXT_BYTES,
+                high=2 * BYTES_PER_GIB,
                 source=(
                     "least: pytorch/pytorch#86509, kernels loaded lazily; most: Bekman, "
                     '"Machine Learning Engineering", GPU memory usage'
@@ -75,8 +64,8 @@ def unmodelled(peak_bytes: int, device: Device, *, reserved_bytes: int | None = 
             ),
             Unmodelled(
                 what="cuBLAS workspace",
-                low_bytes=workspace_low if reserved_bytes is None else 0,
-                high_bytes=workspace_high,
+                low=workspace_low if reserved_bytes is None else 0,
+                high=workspace_high,
                 source="pytorch, aten/src/ATen/cuda/CublasHandlePool.cpp (parseChosenWorkspaceSize)",
             ),
             holes,
@@ -84,8 +73,8 @@ def unmodelled(peak_bytes: int, device: Device, *, reserved_bytes: int | None = 
     return (
         Unmodelled(
             what="the interpreter, its libraries and other programs",
-            low_bytes=200 * BYTES_PER_MIB,
-            high_bytes=512 * BYTES_PER_MIB + BYTES_PER_GIB,
+            low=200 * BYTES_PER_MIB,
+            high=512 * BYTES_PER_MIB + BYTES_PER_GIB,
             source="measured with torch 2.13 and transformers 5.24 on Linux",
         ),
         holes,
@@ -113,11 +102,9 @@ def judge(peak_bytes: int, device: Device, *, reserved_bytes: int | None = None)
         if device.kind != "cuda":
             raise ConfigError(f"reserved_bytes must be left out for a CPU, whose heap is another; got {reserved_bytes}")
     parts = unmodelled(peak_bytes, device, reserved_bytes=reserved_bytes)
-    low = sum(part.low_bytes for part in parts)
-    high = sum(part.high_bytes for part in parts)
-    listed = ", ".join(
-        f"{part.what} {format_bytes(part.low_bytes)} to {format_bytes(part.high_bytes)}" for part in parts
-    )
+    low = sum(part.low for part in parts)
+    high = sum(part.high for part in parts)
+    listed = ", ".join(f"{part.what} {format_bytes(part.low)} to {format_bytes(part.high)}" for part in parts)
     held_bytes = round_up(peak_bytes, SEGMENT_STEP_BYTES) if reserved_bytes is None else reserved_bytes
     reserved = "" if reserved_bytes is None else f", for which {format_bytes(reserved_bytes)} are reserved,"
     return FitVerdict(

@@ -223,19 +223,53 @@ class MeasuredStep(StepMemory):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rates(Result):
+    """Peak rates of a device as its vendor states them: dense matrix products in FLOP/s by dtype, memory in bytes/s.
+
+    None: the device has no units for that dtype (`bf16` on a V100), or the figure is not published. `tf32`: of tensor
+    cores on float32 inputs, which torch uses only when asked to.
+    """
+
+    fp32: float | None
+    tf32: float | None
+    fp16: float | None
+    bf16: float | None
+    bytes_per_second: float
+    source: str
+    date: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Device(Result):
     """A device from the catalogue: what the driver reports as usable, with its source and the date it was read.
 
-    `compute_capability` is the CUDA device's, None on a CPU; which kernels run depends on it.
+    `compute_capability` is the CUDA device's, None elsewhere; which kernels run depends on it. `rates`: None where they
+    are not known.
     """
 
     name: str
     description: str
     memory_bytes: int
-    kind: Literal["cuda", "cpu"]
+    kind: Literal["cuda", "cpu", "rocm", "mps", "tpu"]
     source: str
     date: str
     compute_capability: tuple[int, int] | None = None
+    rates: Rates | None = None
+
+    @property
+    def step_device(self) -> Literal["cpu", "cuda"]:
+        """Whose kernels a step on it is reckoned with: a CPU's own, for all others CUDA's."""
+        return "cpu" if self.kind == "cpu" else "cuda"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unmodelled(Result):
+    """Memory in bytes that is needed beside the tensors of a step, between two bounds, and where these are from."""
+
+    what: str
+    low: int
+    high: int
+    source: str
 
 
 @dataclass(frozen=True, kw_only=True)

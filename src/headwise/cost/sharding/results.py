@@ -1,0 +1,48 @@
+"""How a step is spread over devices, and what travels between them."""
+
+from dataclasses import dataclass
+from typing import Literal, no_type_check
+
+from headwise.config.checks import require_choice, require_size
+from headwise.results import Result
+
+SHARDINGS = ("zero1", "zero2", "zero3", "tensor", "sequence", "context")
+MAX_DEVICES = 2**20
+
+
+@no_type_check  # values of any type must reach the checks below
+@dataclass(frozen=True, kw_only=True)
+class Sharding(Result):
+    """One way of spreading a training step over equal devices; the workload beside it is that of each device.
+
+    Args:
+        kind: "zero1": each device keeps a share of the optimizer's states; "zero2": and of the gradients; "zero3": and
+            of the weights, gathered layer by layer (torch's FSDP2). Each has texts of its own. "tensor": heads and
+            hidden units are shared out, every device has all texts; "sequence": and what stands between (norms,
+            residual stream) is shared out along the tokens. "context": each device has a part of every text's tokens,
+            and all weights.
+        num_devices: over how many devices.
+
+    Source: Rajbhandari et al. 2020, "ZeRO"; Shoeybi et al. 2019, "Megatron-LM"; Korthikanti et al. 2022, "Reducing
+    Activation Recomputation in Large Transformer Models", section 4.2.2; Liu et al. 2023, "Ring Attention".
+    """
+
+    kind: Literal["zero1", "zero2", "zero3", "tensor", "sequence", "context"]
+    num_devices: int
+
+    def __post_init__(self) -> None:
+        require_choice("kind of a sharding", self.kind, SHARDINGS)
+        require_size("num_devices", self.num_devices, minimum=2, maximum=MAX_DEVICES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Travel(Result):
+    """What one device sends to others in one optimizer step, by collective operation.
+
+    `sent_bytes`: by a ring, in all of the step: (N - 1) / N of the tensor for a gather or a scatter, twice that for an
+    all-reduce.
+    """
+
+    what: str
+    collective: Literal["all-gather", "reduce-scatter", "all-reduce", "ring"]
+    sent_bytes: int
