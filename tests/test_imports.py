@@ -21,6 +21,9 @@ TORCH_FREE = [
     "from headwise.cli.main import main; assert main(['count', 'bert-base', '--json']) == 0",
     "from headwise.cli.main import main; assert main(['count', 'llama-3-8b', '--batch', '2', '--seq', '100']) == 0",
     "from headwise.cli.main import main; assert main(['count', 'no-such-model']) == 2",
+    "import headwise.api.fit, headwise.api.oom, headwise.api.history, headwise.report.fit, headwise.report.oom",
+    "from headwise.cli.main import main; assert main(['fit', 'gpt2', '--gpu', 't4', '--json']) == 0",
+    "from headwise.cli.main import main; assert main(['oom', 'CUDA out of memory. Tried to allocate 2.00 GiB']) == 0",
 ]
 MODULES = [
     "headwise." + ".".join(path.relative_to(PACKAGE).with_suffix("").parts)

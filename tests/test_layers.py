@@ -117,3 +117,21 @@ def test_the_guard_sees_an_import_that_points_up(name, source):
 def test_the_guard_lets_imports_that_point_down_pass():
     source = "import torch\nfrom headwise.cost.results import Ledger\nfrom headwise.report.figures import Row\n"
     assert find_faults("report/text.py", source) == []
+
+
+# parts of cost that hold no tensors and run a thousand times in a second; mypy checks them, the tests' run does not
+UNCHECKED_AT_RUN_TIME = {
+    *("adapted_flops", "adapters", "allocator", "device_catalogue", "frozen_flops", "heap", "kernel_workspace"),
+    *("layer_flops", "layer_kinds", "memory", "planning", "reserved", "step", "step_flops"),
+}
+
+
+def test_annotations_of_every_other_part_are_checked_as_the_tests_run(pytestconfig):
+    packages = set(pytestconfig.getoption("jaxtyping_packages").split(","))
+    tops = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in FILES}
+    costs = {
+        path.relative_to(PACKAGE / "cost").parts[0].removesuffix(".py") for path in (PACKAGE / "cost").rglob("*.py")
+    }
+    expected = {f"headwise.{top}" for top in tops - {"cost", "__init__"}}
+    expected |= {f"headwise.cost.{part}" for part in costs - UNCHECKED_AT_RUN_TIME}
+    assert expected == packages - {"beartype.beartype"}

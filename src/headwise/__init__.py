@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headwise.api.count import count as count
     from headwise.api.explain import explain as explain
+    from headwise.api.explain_oom import explain_oom as explain_oom
+    from headwise.api.fit import fit as fit
+    from headwise.api.oom import oom as oom
     from headwise.api.report import make_report as make_report
+    from headwise.api.tracking import track as track
     from headwise.config.attention import AttentionConfig as AttentionConfig
     from headwise.config.attention import Rotary as Rotary
     from headwise.config.latent import LatentAttentionConfig as LatentAttentionConfig
@@ -28,8 +32,8 @@ if TYPE_CHECKING:
     from headwise.cost.memory import predict_step as predict_step
     from headwise.cost.running.flop_counter import count_flops as count_flops
     from headwise.cost.running.measure import measure_training_step as measure_training_step
+    from headwise.cost.sharding.results import Sharding as Sharding
     from headwise.cost.tracing.trace import trace_step as trace_step
-    from headwise.cost.tracing.track import track as track
     from headwise.cost.workload import Lora as Lora
     from headwise.cost.workload import Workload as Workload
     from headwise.errors import HeadwiseError as HeadwiseError
@@ -65,6 +69,7 @@ _MODULE_OF = {
     "OutputHead": "headwise.config.model",
     "PatchConfig": "headwise.config.model",
     "Rotary": "headwise.config.attention",
+    "Sharding": "headwise.cost.sharding.results",
     "SlidingWindow": "headwise.masks.patterns",
     "T5Bias": "headwise.config.position",
     "Workload": "headwise.cost.workload",
@@ -73,14 +78,17 @@ _MODULE_OF = {
     "count": "headwise.api.count",
     "count_flops": "headwise.cost.running.flop_counter",
     "explain": "headwise.api.explain",
+    "explain_oom": "headwise.api.explain_oom",
+    "fit": "headwise.api.fit",
     "make_report": "headwise.api.report",
     "measure_training_step": "headwise.cost.running.measure",
+    "oom": "headwise.api.oom",
     "predict_ledger": "headwise.cost.memory",
     "predict_step": "headwise.cost.memory",
     "preset": "headwise.config.presets",
     "replay_ledger": "headwise.cost.allocator",
     "trace_step": "headwise.cost.tracing.trace",
-    "track": "headwise.cost.tracing.track",
+    "track": "headwise.api.tracking",
 }
 
 __all__ = [*sorted(_MODULE_OF), "__version__"]  # noqa: PLE0604  all are strings

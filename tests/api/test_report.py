@@ -9,7 +9,7 @@ import torch
 
 import headwise
 from headwise.api import running
-from headwise.api.progress import STEPS
+from headwise.api.report import STEPS
 from headwise.errors import HeadwiseError, ModelError, OutputError, TextError
 from headwise.loading.module import sample_checkpoint
 

@@ -88,6 +88,19 @@ CONFIGS = {
     | {"num_experts": 5, "shared_expert_intermediate_size": 41, "mlp_only_layers": [0]},
     "qwen3": LLAMA,
     "qwen3_moe": LLAMA | EXPERTS | {"num_experts": 5, "norm_topk_prob": True, "mlp_only_layers": [0]},
+    "qwen3_next": LLAMA
+    | EXPERTS
+    | {
+        "head_dim": 24,
+        "num_experts": 5,
+        "shared_expert_intermediate_size": 41,
+        "mlp_only_layers": [0],
+        "linear_key_head_dim": 5,
+        "linear_value_head_dim": 7,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 6,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
     "roberta": BERT,
     "smollm3": WHOLE_HEADS | {"no_rope_layers": [0, 1]},
     "starcoder2": WHOLE_HEADS,

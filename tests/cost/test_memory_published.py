@@ -8,7 +8,8 @@ import pytest
 from headwise.config.presets import preset
 from headwise.cost.allocator import replay
 from headwise.cost.memory import predict_ledger
-from headwise.cost.step.play import play_step
+from headwise.cost.sharding.predict import sharded_events
+from headwise.cost.sharding.results import Sharding
 from headwise.cost.workload import Lora, Workload
 
 GIB = 2**30
@@ -22,9 +23,10 @@ ADAPTED = ("q_proj", "v_proj", "out_proj", "gate_proj", "up_proj", "down_proj")
 class Published:
     """A measured peak, and the workload that comes nearest to it.
 
-    `offloads`: inputs of checkpointed layers wait on the host there. `num_shards`: weights, gradients and states, 16
-    bytes a parameter there, are spread over so many devices, and the figure is reserved memory. `compiled_off_gib`:
-    what compiling alone took off in the same table, which is not predicted. `why`: what is not the same there.
+    `offloads`: inputs of checkpointed layers wait on the host there. `num_shards`: weights, gradients and states are
+    spread over so many devices (torch's FSDP2 in mixed precision), and the figure is reserved memory.
+    `compiled_off_gib`: what compiling alone took off in the same table, which is not predicted. `why`: what is not the
+    same there.
     """
 
     what: str
@@ -74,7 +76,8 @@ PUBLISHED = (
         TORCHTITAN,
         83.9,
         "llama-3-8b",
-        {"batch": 1, "seq": 32768, "precision": "bf16", "loss": "cross_entropy", "checkpoint": "full"},
+        {"batch": 1, "seq": 32768, "precision": "amp-bf16", "loss": "cross_entropy", "checkpoint": "full"}
+        | {"optimizer_step": "fused", "compute_capability": (9, 0)},
         num_shards=8,
     ),
 )
@@ -93,27 +96,11 @@ MISSED = (
 def predict_gib(row):
     config = preset(row.model)
     if row.num_shards:
-        return replay(sharded_events(config, Workload(**row.workload), row.num_shards)).reserved_peak_bytes / GIB
+        sharding = Sharding(kind="zero3", num_devices=row.num_shards)
+        return replay(sharded_events(config, Workload(**row.workload), sharding)).reserved_peak_bytes / GIB
     ledger = predict_ledger(config, Workload(**row.workload))
     hidden = 2 * row.workload["batch"] * row.workload["seq"] * config.embed_dim
     return (ledger.bytes_at(ledger.peak) - row.offloads * config.num_layers * hidden) / GIB
-
-
-def sharded_events(config, workload, num_shards):
-    """Two steps of a device: its shard of the states, gathered weights of the root and two layers, all activations."""
-    tape = play_step(config, config.blocks, workload)
-    weights = [record for record in tape.records if record.kind == "parameter"]
-    yield "states", 16 * (sum(record.bytes for record in weights) // 2) // num_shards
-    yield "gathered root", sum(record.bytes for record in weights if not record.owner.startswith("layer"))
-    for layer in (0, 1):
-        yield f"gathered {layer}", sum(record.bytes for record in weights if record.owner.startswith(f"layer {layer} "))
-    for step in (0, 1):
-        changes = []
-        for place, record in enumerate(tape.records):
-            if record.kind in ("saved", "temporary"):
-                changes.append((record.born, place, record.bytes))
-                changes.append((tape.tick + 1 if record.freed is None else record.freed, place, None))
-        yield from (((step, place), num_bytes) for _, place, num_bytes in sorted(changes, key=lambda one: one[0]))
 
 
 def gap(row):

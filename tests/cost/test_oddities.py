@@ -25,6 +25,18 @@ OTHER_SIZES = {
     "t5": {"vocab_size": 13, "d_model": 24, "d_kv": 6, "d_ff": 20, "num_layers": 2, "num_heads": 4},
     "gpt_neox": SIZES | {"num_attention_heads": 3},
     "vit": SIZES | {"image_size": 8, "patch_size": 4},
+    "qwen3_next": GROUPED
+    | {
+        "head_dim": 8,
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_key_head_dim": 3,
+        "linear_value_head_dim": 5,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 11,
+    },
     "deepseek_v3": SIZES
     | {
         "q_lora_rank": 5,

@@ -149,8 +149,8 @@ def test_the_least_context_is_what_a_process_took_beside_its_one_tensor():
 
 @pytest.mark.parametrize("device", EVERY_DEVICE, ids=lambda device: device.name)
 def test_every_line_has_a_source(device):
-    parts = unmodelled(GIB, device)
-    if device.kind == "cuda":
+    parts = unmodelled(GIB, device, num_devices=2)
+    if device.kind in ("cuda", "rocm"):
         parts += unmodelled(GIB, device, reserved_bytes=GIB)
     assert all(part.source for part in parts)
 
@@ -160,6 +160,48 @@ def test_reserved_bytes_hold_the_peak_and_belong_to_cuda():
         judge(7, DEVICES["t4"], reserved_bytes=6)
     with pytest.raises(ConfigError, match="must be left out for a CPU"):
         judge(7, CPU, reserved_bytes=8)
+
+
+@pytest.mark.parametrize("kind", ["mps", "tpu"])
+def test_reserved_bytes_are_told_where_torchs_cuda_allocator_runs(kind):
+    with pytest.raises(ConfigError, match=f"left out for a {kind.upper()}"):
+        judge(7, replace(CPU, kind=kind), reserved_bytes=8)
+    assert judge(7, replace(CPU, kind="rocm"), reserved_bytes=8).reserved_bytes == 8
+
+
+def test_rocm_has_the_bounds_of_cuda_but_for_its_workspaces():
+    rocm = {part.what: part for part in unmodelled(0, replace(CPU, kind="rocm"))}
+    cuda = {part.what: part for part in unmodelled(0, DEVICES["t4"])}
+    context, workspace = rocm["HIP context"], rocm["hipBLAS workspace"]
+    assert (context.low, context.high) == (cuda["CUDA context"].low, cuda["CUDA context"].high)
+    assert "CUDA context" in context.source  # said to be no figure of HIP's
+    assert (workspace.low, workspace.high) == (32 * MIB, 256 * MIB)
+    assert rocm["allocator rounding and holes"] == cuda["allocator rounding and holes"]
+
+
+def test_a_mac_shares_what_metal_recommends_with_other_programs():
+    part = unmodelled(0, replace(CPU, kind="mps"))[0]
+    assert (part.low, part.high) == (0, 2 * GIB)
+
+
+def test_what_xla_makes_of_a_step_is_not_known_so_as_much_again_is_allowed():
+    tpu = replace(CPU, kind="tpu", memory_bytes=32 * GIB)
+    part = next(part for part in unmodelled(10 * GIB, tpu) if "XLA" in part.what)
+    assert (part.low, part.high) == (0, 10 * GIB)
+    assert [judge(n * GIB, tpu).fits for n in (14, 16, 33)] == ["yes", "tight", "no"]
+
+
+@pytest.mark.parametrize(
+    ("device", "has_nccl"), [(DEVICES["t4"], True), (replace(CPU, kind="rocm"), True), (CPU, False)]
+)
+def test_several_gpus_add_the_buffers_of_nccl(device, has_nccl):
+    alone, together = unmodelled(GIB, device), unmodelled(GIB, device, num_devices=2)
+    assert together[: len(alone)] == alone
+    assert [part.what for part in together[len(alone) :]] == (["NCCL buffers"] if has_nccl else [])
+    if has_nccl:
+        assert together[-1].high == 2 * GIB
+        more = judge(GIB, device, num_devices=2).unmodelled_high_bytes - judge(GIB, device).unmodelled_high_bytes
+        assert more == 2 * GIB
 
 
 def test_a_peak_is_a_number_of_bytes():

@@ -11,7 +11,7 @@ from headwise.errors import ConfigError
         ({"seq": 1.5}, "seq must be a whole number; got 1.5"),
         ({"batch": True}, "batch must be a whole number; got True"),
         ({"batch": 2**21, "seq": 2**20}, "batch x seq must be at most 2\\^40 tokens; got 2097152 x 1048576"),
-        ({"phase": "rest"}, 'phase must be "train" or "prefill"; got \'rest\''),
+        ({"phase": "rest"}, 'phase must be "train" or "prefill" or "decode"; got \'rest\''),
         ({"precision": 32}, 'precision must be "fp32" or "bf16" or "fp16" or "amp-bf16" or "amp-fp16"; got 32'),
         ({"optimizer": "adagrad"}, "optimizer must be .*adamw.* or .*; got 'adagrad'"),
         ({"accumulation": 0}, "accumulation must be between 1 and .*; got 0"),

@@ -10,3 +10,8 @@ import pytest
 @pytest.fixture(scope="session")
 def synthetic():
     return SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("synthetic.py"))))
+
+
+@pytest.fixture(scope="session")
+def synthetic_fit():
+    return SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("synthetic_fit.py"))))

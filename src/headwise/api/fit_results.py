@@ -54,7 +54,8 @@ class FitVerification(Result):
 class TrackedStep(Result):
     """One step that was tracked and kept: what was predicted, and what was measured.
 
-    `measured_peak_bytes`: of tensors. `measured_reserved_bytes`: of torch's CUDA allocator, None on a CPU.
+    `when`: UTC, ISO 8601. `measured_peak_bytes`: of tensors. `measured_allocated_bytes`, `measured_reserved_bytes`: of
+    torch's CUDA allocator in all of the block, whatever else it held included; None on a CPU.
     """
 
     when: str
@@ -66,6 +67,29 @@ class TrackedStep(Result):
     measured_peak_bytes: int
     predicted_reserved_bytes: int | None = None
     measured_reserved_bytes: int | None = None
+    measured_allocated_bytes: int | None = None
+
+    @property
+    def error(self) -> float | None:
+        """Share by which the predicted peak is above the measured one; None where nothing was predicted."""
+        if self.predicted_peak_bytes is None or not self.measured_peak_bytes:
+            return None
+        return self.predicted_peak_bytes / self.measured_peak_bytes - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackedAccuracy(Result):
+    """How near predictions came on one device: over its tracked steps whose peak was predicted, None without any.
+
+    `median_error`: of the sizes of the relative errors of the peak. `worst_error`: the largest with its sign, above 0
+    where more was predicted than measured.
+    """
+
+    device: str
+    num_steps: int
+    num_predicted: int
+    median_error: float | None
+    worst_error: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +102,7 @@ class FitPlan(Result):
     layer that attends, None with eager attention. `changes`: ranked. `path`: the shortest list of changes that makes
     it fit, empty where it fits or none does. `paths`: others as short, and where one change is enough, the pairs that
     leave the batch and the length as they are. `largest_batch`, `largest_seq`: that fit, the other as it is; 0: none.
-    `source_of`: "config" (closed form) or "trace".
+    `history`: tracked steps, `accuracy`: of all of them by device. `source_of`: "config" (closed form) or "trace".
     """
 
     model: ModelSummary
@@ -107,6 +131,7 @@ class FitPlan(Result):
     sweep: Sweep | None = None
     verification: FitVerification | None = None
     history: tuple[TrackedStep, ...] = ()
+    accuracy: tuple[TrackedAccuracy, ...] = ()
     source_of: Literal["config", "trace"] = "config"
     page: str | None = None
     notes: tuple[str, ...] = ()

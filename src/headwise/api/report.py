@@ -17,14 +17,20 @@ from headwise.cost.devices import find_device
 from headwise.cost.parameters import count_parameters
 from headwise.cost.results import Device
 from headwise.cost.workload import Workload
-from headwise.errors import OutputError, TextError
+from headwise.errors import TextError
 
 if TYPE_CHECKING:
     from torch import nn
 
     from headwise.loading.module import LoadedModule
 
-PAGE_START = b"<!doctype html"
+STEPS = (
+    "loading the model",
+    "counting parameters and FLOPs",
+    "measuring a training step",
+    "looking at the heads",
+    "writing the page",
+)
 PAPER_ONLY = "A preset or a config has no weights: nothing was measured, and there are no heads to look at."
 
 
@@ -56,13 +62,12 @@ def make_report(
         HeadwiseError: something asked for cannot be found, read, run or written.
     """
     started = time.perf_counter()
-    steps = Steps(progress)
+    steps = Steps(progress, STEPS)
     device = find_device(gpu)
     if out is not None:
-        from headwise.report.page import check_writable
+        from headwise.report.files import check_page_place
 
-        check_writable(out)
-        _refuse_to_replace_other_files(Path(out))
+        check_page_place(out)
     paper = find_on_paper(model, kinds=("preset", "config")) if model is not None else None
     if paper is not None:
         config, source = paper
@@ -90,14 +95,6 @@ def make_report(
         write_page(report, out)
     steps.finish()
     return report
-
-
-def _refuse_to_replace_other_files(path: Path) -> None:
-    """Raise OutputError if a file stands at `path` that is no page: it may be the model or the text."""
-    if path.is_file() and path.stat().st_size:
-        with path.open("rb") as file:
-            if not file.read(len(PAGE_START)).lower().startswith(PAGE_START):
-                raise OutputError(f"the output replaces an earlier page only; {path} is another file: name a new one")
 
 
 def _report_on_paper(config: ModelConfig, source: str, *, batch: int, seq: int | None, device: Device) -> Report:

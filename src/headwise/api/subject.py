@@ -16,8 +16,13 @@ WEIGHT_SUFFIXES = (".safetensors", ".bin")
 MOST_WEIGHTS_PER_BYTE = 8  # no format stores a weight in less than one bit
 
 
-def find_on_paper(model: Any, *, kinds: Collection[str]) -> tuple[ModelConfig, str] | None:
+def find_on_paper(model: Any, *, kinds: Collection[str], head: bool = False) -> tuple[ModelConfig, str] | None:
     """Return the config of a model and where it came from, if it is one of these kinds of location or a ModelConfig.
+
+    Args:
+        model: MODEL.
+        kinds: of location.
+        head: read a bare model as its family's language model; a ModelConfig in hand has the head it has.
 
     Raises:
         HeadwiseError: MODEL cannot be found, or its config cannot be read.
@@ -25,7 +30,7 @@ def find_on_paper(model: Any, *, kinds: Collection[str]) -> tuple[ModelConfig, s
     if isinstance(model, ModelConfig):
         return model, "a config in hand"
     location = _locate(model)
-    return (load_config(location), location.text) if location and location.kind in kinds else None
+    return (load_config(location, head=head), location.text) if location and location.kind in kinds else None
 
 
 def find_content(model: Any) -> Mapping[str, Any] | None:

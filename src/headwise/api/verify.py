@@ -1,6 +1,5 @@
 """The independent paths compared: closed form, trace and measurement of a small model of the same build."""
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,11 +10,9 @@ from headwise.api.example import example_inputs
 from headwise.api.prediction import NO_CLOSED_FORM, predict
 from headwise.api.results import ComparedFigure, Verification
 from headwise.api.running import explained
-from headwise.api.subject import find_content
+from headwise.api.small_copy import make_small_copy
 from headwise.api.summary import summarise
 from headwise.api.tracing import with_modules_attention
-from headwise.config.huggingface import read_config
-from headwise.config.model import ModelConfig
 from headwise.cost.flops import forward_flops
 from headwise.cost.parameters import count_parameters
 from headwise.cost.running.flop_counter import count_flops
@@ -25,9 +22,6 @@ from headwise.cost.running.prepare import make_optimizers
 from headwise.cost.tracing.flops import trace_flops
 from headwise.cost.tracing.trace import step_memory, trace_step
 from headwise.cost.workload import Workload
-from headwise.errors import ConfigError, ModelError, UnknownArchitectureError
-from headwise.loading.build import build_module, default_content
-from headwise.loading.scaled import scale_down
 
 BATCH, SEQ = 3, 11  # a small step whose sizes cannot be taken for one another
 PEAK_TOLERANCE = 0.01  # the peak also holds what kernels take for themselves
@@ -46,20 +40,11 @@ def verify(model: Any, **step: Any) -> Verification:
         ModelError: MODEL is no config that can be scaled down.
         HeadwiseError: MODEL cannot be found or read, or its module cannot be built.
     """
-    content = find_content(model)
-    if content is None:
-        raise ModelError(
-            "a model is verified on a small one of the same config, so MODEL must be a preset, a config.json or a "
-            "checkpoint folder"
-        )
-    name = os.fspath(model)
-    small = _scale_down(content)
-    config, notes = _read(small, name)
+    copied = make_small_copy(model)
+    name, config, module, notes = copied.name, copied.config, copied.module, copied.notes
     seq = config.patches.num_tokens if config and config.patches else SEQ
     workload = Workload(**{**step, "batch": BATCH, "seq": seq, "device": "cpu"})
     with torch.random.fork_rng(devices=()), explained(name):
-        torch.manual_seed(0)
-        module = build_module(small, name=name, device="cpu")
         if "attention" not in step:
             workload = with_modules_attention(module, workload)
         inputs = example_inputs(module, batch=BATCH, seq=seq)
@@ -103,14 +88,6 @@ def verify(model: Any, **step: Any) -> Verification:
     )
 
 
-def _scale_down(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Scale a config down; one that does not tell its sizes, with those that transformers takes by itself."""
-    try:
-        return scale_down(content)
-    except ConfigError:
-        return scale_down({**default_content(content), **content})
-
-
 def require_runnable(step: Mapping[str, Any]) -> None:
     """Raise UnsupportedError for a step that no torch runs, before anything is built.
 
@@ -119,13 +96,6 @@ def require_runnable(step: Mapping[str, Any]) -> None:
     """
     workload = Workload(**{**step, "batch": BATCH, "seq": SEQ, "device": "cpu"})
     make_optimizers(nn.Linear(1, 1), workload)
-
-
-def _read(content: Mapping[str, Any], name: str) -> tuple[ModelConfig | None, tuple[str, ...]]:
-    try:
-        return read_config(content, name=name), ()
-    except UnknownArchitectureError as error:
-        return None, (f"There is no closed form: {error}.",)
 
 
 def _compare(

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from headwise.api.catalogue import DEVICE_NAMES, PRESET_NAMES
-from headwise.cli import count, explain, report
+from headwise.cli import count, explain, fit, oom, report
 from headwise.cli.output import drop
 from headwise.errors import HeadwiseError
 
@@ -46,6 +46,8 @@ def _options(
 
 app.command("report", epilog=f"Devices for --gpu: {', '.join(DEVICE_NAMES)}.")(report.report)
 app.command("count", epilog=f"Presets: {', '.join(PRESET_NAMES)}.")(count.count)
+app.command("fit", epilog=f"Devices for --gpu: {', '.join(DEVICE_NAMES)}.")(fit.fit)
+app.command("oom")(oom.oom)
 app.command("explain")(explain.explain)
 
 

@@ -1,96 +1,67 @@
-"""Devices by name: the memory that a process can really use, each with its source and the source's date.
-
-The GB in a card's name is not what a program gets: the driver keeps a part back. `memory_bytes` is what CUDA reports to
-a process as the total (`cudaDeviceProp.totalGlobalMem`), which torch prints as the capacity when memory runs out. It
-varies by driver and by error correction; of several public figures the smallest stands here.
-"""
+"""A device to fit: one of the catalogue by its name, this machine, or one of any memory."""
 
 import ctypes
 import difflib
 import importlib.util
 import os
+import platform
+import re
+from dataclasses import replace
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headwise.config.checks import shown
+from headwise.cost.device_catalogue import DEVICES
 from headwise.cost.results import Device
 from headwise.errors import ConfigError
-from headwise.results import BYTES_PER_GIB
+from headwise.results import BYTES_PER_GIB, BYTES_PER_KIB, BYTES_PER_MIB, format_bytes
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+__all__ = ["DEVICES", "HERE", "custom_device", "find_device", "kernel_note_of", "this_machine", "usable_ram_bytes"]
 
 HERE = "here"
 """The name of this machine: its GPU where torch can use one, else its own memory."""
 
+CUSTOM = "custom"
+"""The name of a device of which only the memory is known."""
 
-def _cuda(name: str, description: str, gib: float, source: str, date: str) -> Device:
-    return Device(
-        name=name,
-        description=description,
-        memory_bytes=int(gib * BYTES_PER_GIB),
-        kind="cuda",
-        source=source,
-        date=date,
-        compute_capability=_COMPUTE_CAPABILITIES[name],
-    )
+MIN_MEMORY_BYTES = BYTES_PER_MIB
+MAX_MEMORY_BYTES = 2**50
 
+_DRIVERS = ("libcuda.so.1", "libamdhip64.so")
 
-# Source: NVIDIA, "CUDA GPU Compute Capability", read 2026-11-29.
-_COMPUTE_CAPABILITIES = {
-    "v100-32gb": (7, 0),
-    "t4": (7, 5),
-    "a100-40gb": (8, 0),
-    "a100-80gb": (8, 0),
-    "rtx-3090": (8, 6),
-    "rtx-4090": (8, 9),
-    "l4": (8, 9),
-    "h100-80gb": (9, 0),
-    "h200-141gb": (9, 0),
+_UNIT_BYTES = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": BYTES_PER_KIB,
+    "mib": BYTES_PER_MIB,
+    "gib": BYTES_PER_GIB,
+    "tib": 2**40,
 }
-_MESSAGE = "out-of-memory message of torch in https://github.com/"
+_MEMORY = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?(?:e\+?[0-9]{1,2})?)[ _]?([a-z]*)", re.IGNORECASE | re.ASCII)
 
-DEVICES: dict[str, Device] = {
-    device.name: device
-    for device in (
-        _cuda(
-            "v100-32gb",
-            "NVIDIA V100 32 GB",
-            31.74,
-            f"{_MESSAGE}liucongg/ChatGLM-Finetuning/issues/73",
-            "2023-07-11",
-        ),
-        _cuda(
-            "a100-40gb",
-            "NVIDIA A100 40 GB",
-            39.39,
-            f"{_MESSAGE}philschmid/llm-sagemaker-sample/issues/25",
-            "2024-08-06",
-        ),
-        _cuda("a100-80gb", "NVIDIA A100 80 GB", 79.14, f"{_MESSAGE}lianqi1008/Control-GIC/issues/6", "2025-10-16"),
-        _cuda("h100-80gb", "NVIDIA H100 80 GB", 79.11, f"{_MESSAGE}vllm-project/vllm/issues/27508", "2025-10-25"),
-        _cuda(
-            "h200-141gb",
-            "NVIDIA H200 141 GB",
-            139.72,
-            "out-of-memory message of torch in https://huggingface.co/blog/LinkedIn/gpt-oss-agentic-rl",
-            "2026-01-27",
-        ),
-        _cuda(
-            "rtx-3090", "NVIDIA GeForce RTX 3090", 23.69, f"{_MESSAGE}DAMO-NLP-SG/VideoLLaMA3/issues/38", "2025-02-24"
-        ),
-        _cuda(
-            "rtx-4090", "NVIDIA GeForce RTX 4090", 23.52, f"{_MESSAGE}Soul-AILab/SoulX-FlashTalk/issues/5", "2026-01-09"
-        ),
-        _cuda("t4", "NVIDIA T4", 14.56, f"{_MESSAGE}Zheng-Chong/CatVTON/issues/133", "2025-11-25"),
-        _cuda(
-            "l4",
-            "NVIDIA L4",
-            # 23034 MiB = 22.49 GiB, less 0.54 GiB: what an H100 keeps back (81559 MiB shown, 79.11 GiB reported).
-            21.95,
-            "no message of torch with an address was found; nvidia-smi shows 23034 MiB in "
-            "https://github.com/lmstudio-ai/lmstudio-bug-tracker/issues/1638, and 0.54 GiB is taken off, "
-            "what an H100 keeps back",
-            "2026-11-29",
-        ),
-    )
+_KERNEL_NOTES = {
+    "rocm": (
+        "on ROCm torch's flash and memory-efficient kernels come from AOTriton and need memory linear in the length "
+        "too, but which of them runs is told here by CUDA's rules, which were not compared with ROCm's"
+    ),
+    "mps": (
+        "on MPS which kernel runs is known only in part: in training torch takes plain products, which keep the score "
+        "matrix, and without gradients kernels of its own, some of which build it; the kernels here are those of CUDA, "
+        "so eager attention is the nearer estimate of a training step (pytorch/pytorch#179294)"
+    ),
+    "tpu": (
+        "on a TPU the XLA compiler chooses the kernels, fuses and computes again as it likes: they are unknown here, "
+        "and those of CUDA stand in their place"
+    ),
 }
 
 
@@ -110,12 +81,61 @@ def find_device(name: str) -> Device:
     return DEVICES[key]
 
 
+def custom_device(text: str, *, like: Device | None = None) -> Device:
+    """Return a device of the memory that a text says: "24GiB", "24 GB" (24e9 bytes), "81920MiB", "80e9" (bytes).
+
+    Args:
+        text: a number and a unit, in any case: B, kB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (of 1024).
+        like: the device that it is but for the memory. Default: an unknown CUDA device of compute capability 8.0.
+
+    Raises:
+        ConfigError: the text is no such size, or one that no device has.
+    """
+    memory_bytes = _read_memory(text)
+    size = format_bytes(memory_bytes)
+    if like is not None:
+        description = f"{like.description}, with {size}"
+        return replace(like, memory_bytes=memory_bytes, description=description, source="the caller", date=_today())
+    return Device(
+        name=CUSTOM,
+        description=f"a GPU of {size}",
+        memory_bytes=memory_bytes,
+        kind="cuda",
+        source="the caller",
+        date=_today(),
+        compute_capability=(8, 0),
+    )
+
+
+def _read_memory(text: str) -> int:
+    match = _MEMORY.fullmatch(text.strip())
+    unit_bytes = _UNIT_BYTES.get(match[2].lower()) if match else None
+    if match is None or unit_bytes is None:
+        raise ConfigError(
+            f"the memory of a GPU must be a number with a unit (24GiB, 24GB, 81920MiB) or a number of bytes (80e9); "
+            f"got {shown(text)}"
+        )
+    memory_bytes = Decimal(match[1]) * unit_bytes
+    if not MIN_MEMORY_BYTES <= memory_bytes <= MAX_MEMORY_BYTES:
+        advice = "; a number alone counts bytes: add a unit, as GiB" if not match[2] else ""
+        raise ConfigError(f"the memory of a GPU must be between 1 MiB and 1024 TiB; got {shown(text)}{advice}")
+    return int(memory_bytes)
+
+
+def kernel_note_of(device: Device) -> str | None:
+    """Say in a sentence what is known of a device's attention kernels; None where they are those of the tables.
+
+    Source: pytorch, aten/src/ATen/native/transformers/hip/ (AOTriton), native/mps/operations/Attention.mm.
+    """
+    return _KERNEL_NOTES.get(device.kind)
+
+
 def this_machine() -> Device:
     """Return this machine: its first GPU where torch can use one, else the memory that this process may use.
 
-    torch is imported only where a CUDA driver is installed.
+    torch is imported only where a GPU's driver is installed, and on Macs.
     """
-    gpu = _this_gpu() if _has_cuda_driver() and importlib.util.find_spec("torch") else None
+    gpu = _this_gpu() if _has_gpu_driver() and importlib.util.find_spec("torch") else None
     return gpu or Device(
         name=HERE,
         description=f"this machine ({os.cpu_count()} CPU cores)",
@@ -126,9 +146,17 @@ def this_machine() -> Device:
     )
 
 
-def _has_cuda_driver() -> bool:
+def _has_gpu_driver() -> bool:
+    return _is_mac() or any(map(_has_library, _DRIVERS))
+
+
+def _is_mac() -> bool:
+    return (platform.system(), platform.machine()) == ("Darwin", "arm64")
+
+
+def _has_library(name: str) -> bool:
     try:
-        ctypes.CDLL("libcuda.so.1")
+        ctypes.CDLL(name)
     except OSError:
         return False
     return True
@@ -137,17 +165,32 @@ def _has_cuda_driver() -> bool:
 def _this_gpu() -> Device | None:
     import torch
 
-    if not torch.cuda.is_available():
-        return None
+    if torch.cuda.is_available():
+        return _this_cuda_gpu(torch)
+    if torch.backends.mps.is_available():
+        return Device(
+            name=HERE,
+            description="this Mac's GPU",
+            memory_bytes=torch.mps.recommended_max_memory(),
+            kind="mps",
+            source="Metal's recommended working set",
+            date=_today(),
+        )
+    return None
+
+
+def _this_cuda_gpu(torch: "ModuleType") -> Device:
+    """Return the first GPU that torch's CUDA interface knows, which is AMD's too where torch was built for it."""
     properties = torch.cuda.get_device_properties(0)
+    is_rocm = torch.version.hip is not None
     return Device(
         name=HERE,
         description=f"this machine's {properties.name}",
         memory_bytes=properties.total_memory,
-        kind="cuda",
-        source="the CUDA driver",
+        kind="rocm" if is_rocm else "cuda",
+        source="the ROCm driver" if is_rocm else "the CUDA driver",
         date=_today(),
-        compute_capability=(properties.major, properties.minor),
+        compute_capability=None if is_rocm else (properties.major, properties.minor),
     )
 
 

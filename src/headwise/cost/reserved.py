@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from headwise.config.model import ModelConfig
 from headwise.cost.allocator import replay
 from headwise.cost.step.optimizers import OPTIMIZER_STEP, optimizer_states, trained_parameters
-from headwise.cost.step.play import play_step
+from headwise.cost.step.play import Play, play_step
 from headwise.cost.step.tape import Record, Tape
 from headwise.cost.workload import Workload
 from headwise.errors import UnsupportedError
@@ -20,23 +20,26 @@ Event = tuple[tuple[int, int], int | None]
 """A key (step, tensor) with bytes: it is allocated; with None: it is freed."""
 
 
-def predict_reserved(config: ModelConfig, workload: Workload) -> int:
-    """Return the most bytes that torch's allocator reserves in the first steps of a training, or in a prefill.
+def predict_reserved(config: ModelConfig, workload: Workload, play: Play = play_step) -> int:
+    """Return the most bytes that torch's allocator reserves in the first steps of a training, in a prefill or a decode.
+
+    Of a decode it is one token with what it finds: what earlier tokens have cut up is not known.
 
     Args:
         config: the model.
         workload: on device "cuda".
+        play: how the step is played (see `sharding`).
 
     Raises:
         UnsupportedError: another device, or too many layers.
     """
     if workload.device != "cuda":
         raise UnsupportedError(f"torch reserves memory on CUDA alone; got device {workload.device!r}")
-    return replay(step_events(config, workload)).reserved_peak_bytes
+    return replay(step_events(config, workload, play)).reserved_peak_bytes
 
 
-def step_events(config: ModelConfig, workload: Workload) -> Iterator[Event]:
-    """Give the allocations and frees of two training steps in order, of every layer; of a prefill, those of one.
+def step_events(config: ModelConfig, workload: Workload, play: Play = play_step) -> Iterator[Event]:
+    """Give the allocations and frees of two training steps in order, of every layer; of a prefill or a decode, of one.
 
     The first step makes the optimizer's states when it comes to the optimizer; the second one finds segments that the
     first has cut, and may need more. Between them gradients are freed.
@@ -50,7 +53,7 @@ def step_events(config: ModelConfig, workload: Workload) -> Iterator[Event]:
             f"allocations are listed for models of at most {MAX_LISTED_LAYERS} layers; got {num_layers}: "
             "predict_step gives the peak of any depth"
         )
-    tape = play_step(config, config.blocks, workload)
+    tape = play(config, config.blocks, workload)
     states = [state for one in trained_parameters(tape) for state in optimizer_states(one, workload)]
     num_steps = 2 if workload.phase == "train" else 1
     for step in range(num_steps):
@@ -62,9 +65,11 @@ def _one_step(tape: Tape, step: int, states: list[Record]) -> Iterator[Event]:
     changes: list[tuple[int, int, bool]] = []
     for index, record in enumerate(tape.records):
         is_standing = record.kind in ("parameter", "input")
+        # What is found and goes is a cache, in whose place a longer one comes.
+        is_replaced = record.kind == "input" and record.freed is not None and record.freed <= tape.last_tick
         if not (is_standing and step):
             changes.append((record.born, index, True))
-        if not is_standing:
+        if not is_standing or (is_replaced and not step):
             changes.append((tape.tick + 1 if record.freed is None else record.freed, index, False))
     first_work = next((one.begin_tick for one in tape.stretches if one.label == OPTIMIZER_STEP), tape.tick)
     makes_states = step == 0

@@ -65,16 +65,20 @@ def locate(model: str) -> Location:
     raise ModelError(f"MODEL {model!r} is neither a preset nor a file or folder here; {hint}")
 
 
-def load_config(location: Location) -> ModelConfig:
+def load_config(location: Location, *, head: bool = False) -> ModelConfig:
     """Read the config of a preset, a config.json or a checkpoint folder.
+
+    Args:
+        location: where it is.
+        head: read a bare model as its family's language model.
 
     Raises:
         ConfigError: the config is malformed, contradictory or of a family that cannot be read.
         ModelError: the file cannot be read as JSON.
     """
     if location.kind == "preset":
-        return preset(location.text)
-    return read_config(_read(location), name=name_of(location))
+        return preset(location.text, head=head)
+    return read_config(_read(location), name=name_of(location), head=head)
 
 
 def load_content(location: Location) -> Mapping[str, Any]:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from headwise.errors import OutputError
 
+PAGE_START = b"<!doctype html"
+
 
 def write_whole(text: str, path: str | os.PathLike[str]) -> Path:
     """Write `text` as UTF-8 to `path`, so that a reader sees the old file or the new one, never a part.
@@ -45,6 +47,19 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     """Raise OutputError now if `write_whole` could not write there: before work is done whose result would be lost."""
     with _output_errors(path), _new_file_beside(_place_of(path)) as (descriptor, _):
         os.close(descriptor)
+
+
+def check_page_place(path: str | os.PathLike[str]) -> None:
+    """Raise OutputError unless a page can be written there: over an earlier page, but over no other file.
+
+    What stands there may be the model or the text that the page is about.
+    """
+    check_writable(path)
+    place = Path(path)
+    if place.is_file() and place.stat().st_size:
+        with place.open("rb") as file:
+            if not file.read(len(PAGE_START)).lower().startswith(PAGE_START):
+                raise OutputError(f"the output replaces an earlier page only; {path} is another file: name a new one")
 
 
 def _place_of(path: str | os.PathLike[str]) -> Path:

@@ -1,5 +1,6 @@
 """A report for the terminal: the answers, predicted beside measured, the heads that hold a role."""
 
+import codecs
 import io
 import os
 import sys
@@ -25,6 +26,7 @@ from headwise.report.figures import (
 from headwise.report.headlines import CANNOT_TELL, NOTHING_PREDICTED, VERDICT_TONES, as_sentence
 
 MAX_HELD_ROLES = 8
+ASCII = {"·": "|", "×": "x", "–": "-", "−": "-", "…": "~", "µ": "u", "✓": "+", "✗": "x"}
 STYLES = {"good": "green", "warn": "yellow", "bad": "red"}
 
 
@@ -34,8 +36,20 @@ def print_report(report: Report) -> None:
 
 
 def print_renderable(renderable: RenderableType) -> None:
-    """Print on stdout, in colours where that is a terminal; a reader who leaves early is no failure."""
-    _Console().print(renderable)
+    """Print on stdout, in colours where that is a terminal; a reader who leaves early is no failure.
+
+    What the stream's encoding does not have is printed as the nearest ASCII character.
+    """
+    console = _Console()
+    if console.options.ascii_only and isinstance(sys.stdout, io.TextIOWrapper):
+        codecs.register_error("headwise.ascii", _nearest_ascii)
+        sys.stdout.reconfigure(errors="headwise.ascii")
+    console.print(renderable)
+
+
+def _nearest_ascii(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(ASCII.get(letter, "?") for letter in error.object[error.start : error.end]), error.end
 
 
 class _Console(Console):

@@ -298,7 +298,7 @@ def test_cuda_peaks_are_the_allocators_own_for_each_moment(monkeypatch):
     }.items():
         monkeypatch.setattr(torch.cuda, name, function)
     device = torch.device("cuda", 0)
-    monkeypatch.setattr("headwise.cost.running.measure._common_device", lambda module, inputs: device)
+    monkeypatch.setattr("headwise.cost.running.measure.common_device", lambda module, inputs: device)
     monkeypatch.setattr(torch.random, "fork_rng", lambda devices: nullcontext())
     step = measure_training_step(Squares(3), (torch.ones(3),), timed_steps=1)
     assert step.peak_moment == "backward"

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from headwise.cost.workload import Workload
 from headwise.results import Result
 
 OomKind = Literal["one huge tensor", "slow fill", "fragmentation", "another process", "unknown"]
@@ -26,7 +27,9 @@ class OomMessage(Result):
     the same where it gives bytes. `is_rounded_up`: the figure is what a caching allocator asked the driver for, which
     is the tensor's size rounded up to a segment's. `allocated_bytes`: of this process's tensors; `reserved_bytes`:
     held by its allocator, tensors included; `process_bytes`: in use by this process in all; `other_bytes`: by others.
-    `wording`: which form of the message it is. `traceback`: outermost line first.
+    `allowed_bytes`: a limit set for this process, below the capacity. `private_pool_bytes`: what of the allocated is in
+    pools of its own, as CUDA graphs have. `wording`: which form of the message it is. `num_messages`: how many with a
+    size the text holds, of which this is the first. `traceback`: outermost line first.
     """
 
     backend: Literal["cuda", "hip", "mps", "xpu", "cpu", "npu"]
@@ -42,7 +45,18 @@ class OomMessage(Result):
     reserved_bytes: int | None = None
     process_bytes: int | None = None
     other_bytes: int | None = None
+    allowed_bytes: int | None = None
+    private_pool_bytes: int | None = None
+    num_messages: int = 1
     traceback: tuple[Frame, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation(Result):
+    """What was at work when memory ran out, and the line of the traceback that says so."""
+
+    name: str
+    frame: Frame
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +65,8 @@ class Candidate(Result):
 
     `batch`, `seq`: None where its size does not depend on it. `bytes`: its own. `alternatives`: other pairs of batch
     and length that give a size within the rounding too, likeliest first. `score`: how likely, 1 the likeliest of all,
-    and `why` in words.
+    and `why` in words. `members`: every tensor that it may be, which no size can tell apart, by owner and name.
+    `moment`: when it is made. `workload`: the likeliest step that makes it; None where none is known.
     """
 
     name: str
@@ -64,3 +79,6 @@ class Candidate(Result):
     score: float
     why: str
     alternatives: tuple[tuple[int, int], ...] = ()
+    members: tuple[str, ...] = ()
+    moment: Literal["loading", "forward", "loss", "backward", "optimizer"] | None = None
+    workload: Workload | None = None

@@ -15,10 +15,11 @@ class Change(Result):
 
     `key`: a short stable name. `change`: in words. `list`: "same" (the same model, batch and mathematics, but for
     rounding) or "alters" (another model, batch or approximation). `frees_bytes`: peak before - peak after, negative
-    where it takes more. `extra_flops_fraction`: of the FLOPs that a step runs, negative where it runs fewer; None where
-    they are not known. `applies`: False where it cannot be made here: nothing is freed, and `why` says the reason.
-    `why`: also why a change that can be made frees nothing, or less than expected. `travels`: what each device sends to
-    others in one optimizer step, of a sharding. `other_gpus`: how many devices it takes beside the one.
+    where it takes more. `extra_flops_fraction`: of the FLOPs that a step runs for each token, so that a smaller batch
+    is not fewer FLOPs; negative where it runs fewer, None where they are not known. `applies`: False where it cannot be
+    made here: nothing is freed, and `why` says the reason. `why`: also why a change that can be made frees nothing, or
+    less than expected. `travels`: what each device sends to others in one optimizer step, of a sharding. `other_gpus`:
+    how many devices it takes beside the one.
     """
 
     key: str

@@ -1,23 +1,43 @@
 """Setup: a model, what is asked of it, and over how many devices it is spread. The thing that a change changes."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from headwise.config.model import ModelConfig
 from headwise.cost.results import Ledger, StepMemory
 from headwise.cost.sharding.results import Sharding
 from headwise.cost.workload import Workload
 
+DATA_PARALLEL = ("zero1", "zero2", "zero3")
+"""Shardings under which each device has texts of its own."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """A step on paper. With a sharding, the workload is that of each device."""
+    """A step on paper. With a sharding, the workload is that of each device.
 
-    config: ModelConfig
+    `config`: None for a model of a family that is read nowhere: a trace alone tells of it, and no change of the model.
+    """
+
+    config: ModelConfig | None
     workload: Workload
     sharding: Sharding | None = None
 
+    @property
+    def num_copies(self) -> int:
+        """How many devices work on texts of their own."""
+        has_own_texts = self.sharding is not None and self.sharding.kind in DATA_PARALLEL
+        return self.sharding.num_devices if self.sharding is not None and has_own_texts else 1
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that one step goes over, on all devices: of a decode, the one that each text grows by."""
+        workload = self.workload
+        length = 1 if workload.phase == "decode" else workload.seq
+        return workload.batch * length * workload.accumulation * self.num_copies
+
+
+@runtime_checkable
 class Predictor(Protocol):
     """How the memory and FLOPs of a setup are told: in closed form, or by a trace.
 

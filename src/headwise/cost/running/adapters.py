@@ -19,7 +19,7 @@ PROJECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"(v_proj|value|v_lin|SelfAttention\.v|EncDecAttention\.v)", ("v_proj",)),
     (r"(qkv_proj|c_attn|query_key_value|Wqkv|qkv|in_proj)", ("q_proj", "k_proj", "v_proj")),
     (r"(o_proj|attn\.c_proj|out_lin|attention\.output\.dense|attention\.dense)", ("out_proj",)),
-    (r"(attn|attention|SelfAttention|EncDecAttention)\.(out_proj|o)", ("out_proj",)),
+    (r"(attn|linear_attn|attention|SelfAttention|EncDecAttention)\.(out_proj|o)", ("out_proj",)),
     (r"(gate_up_proj)", ("gate_proj", "up_proj")),
     (r"(gate_proj|wi_0)", ("gate_proj",)),
     (r"(up_proj|c_fc|fc1|lin1|intermediate\.dense|dense_h_to_4h|wi_1|wi)", ("up_proj",)),

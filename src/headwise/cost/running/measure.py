@@ -73,8 +73,8 @@ def measure_training_step(
         UnsupportedError: a tensor is on no such device, or torch or the module cannot do what the workload asks for.
         ModelError: the module cannot be copied, has no weight to train, or gives nothing to train on.
     """
-    device = _common_device(module, inputs)
-    bytes_before = _allocated_bytes(device) - storage_bytes(tree_leaves(inputs))
+    device = common_device(module, inputs)
+    bytes_before = allocated_bytes(device) - storage_bytes(tree_leaves(inputs))
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else ()), torch.enable_grad():
         step = _make_step(module, inputs, device, workload, loss, optimizer)
         given = [*step.module.parameters(), *step.module.buffers(), *tree_leaves(step.inputs)]
@@ -85,7 +85,7 @@ def measure_training_step(
         states = [state for each in step.optimizers for state in each.state.values()]
         standing_bytes = storage_bytes([*given, *tree_leaves(states)])
         if device.type == "cuda":  # with the allocator's rounding
-            standing_bytes = _allocated_bytes(device) - bytes_before
+            standing_bytes = allocated_bytes(device) - bytes_before
         with record_peaks(device) as peaks:
             step.run(peaks)
         seconds = [step.run_timed() for _ in range(timed_steps)]
@@ -190,7 +190,7 @@ def _make_step(
     loss: Loss | None,
     optimizer: Literal["adamw", "sgd"] | None,
 ) -> _Step:
-    trained = _copy(module)
+    trained = copy_module(module)
     if workload is None:
         kind: Any = device.type
         workload = Workload(batch=1, seq=1, optimizer=optimizer or "adamw", device=kind)
@@ -222,7 +222,12 @@ def _own_leaves(inputs: Inputs) -> Inputs:
     return owned
 
 
-def _copy(module: nn.Module) -> nn.Module:
+def copy_module(module: nn.Module) -> nn.Module:
+    """Return a copy of a module, without gradients, to run in its place.
+
+    Raises:
+        ModelError: it cannot be copied.
+    """
     try:
         trained = copy.deepcopy(module)
     except Exception as error:
@@ -245,7 +250,7 @@ def _require_measurable(workload: Workload, device: torch.device, optimizer: str
         raise ConfigError(f"a training step needs phase 'train'; got {workload.phase!r}")
 
 
-def _common_device(module: nn.Module, inputs: Inputs) -> torch.device:
+def common_device(module: nn.Module, inputs: Inputs) -> torch.device:
     """Return the one device, CPU or CUDA, of all tensors."""
     tensors = [*module.parameters(), *module.buffers(), *tree_leaves(inputs)]
     devices = {tensor.device for tensor in tensors if isinstance(tensor, Tensor)}
@@ -257,6 +262,6 @@ def _common_device(module: nn.Module, inputs: Inputs) -> torch.device:
     return devices.pop() if devices else torch.device("cpu")
 
 
-def _allocated_bytes(device: torch.device) -> int:
+def allocated_bytes(device: torch.device) -> int:
     """Return what the CUDA allocator has handed out; on CPU nobody keeps that count."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from headwise.cost.running.adapters import add_adapters
+from headwise.cost.running.freezing import freeze_layers
 from headwise.cost.running.layer_lists import find_lists
 from headwise.cost.workload import Workload
 from headwise.errors import ModelError, UnsupportedError
@@ -37,23 +38,27 @@ _SCORE_CHANGES = ("final_logit_softcapping", "logits_scaling", "logit_scale", "l
 def prepare_module(module: nn.Module, workload: Workload) -> None:
     """Change a module in place so that it runs as the workload says, in train mode for "train", else in eval mode.
 
-    Done to it: weights and persistent buffers take the workload's dtype; adapters are put in, and the rest frozen;
-    dropout is switched off if the workload has none; a key/value cache is switched off, as transformers' Trainer does;
-    a Hugging Face model takes the workload's attention implementation, under a checkpoint if that is selective; full
-    checkpointing is switched on (transformers' own, else one checkpoint around every layer of the module's lists of
-    equal layers); for the chunked loss the output projection hands on what it reads.
+    Done to it: weights and persistent buffers take the workload's dtype; adapters are put in, and the rest frozen; or
+    the embeddings and the first layers are frozen; dropout is switched off if the workload has none; a key/value cache
+    is switched off, as transformers' Trainer does; a Hugging Face model takes the workload's attention implementation,
+    under a checkpoint if that is selective; full checkpointing is switched on (transformers' own, else one checkpoint
+    around every layer of the module's lists of equal layers); for the chunked loss the output projection hands on what
+    it reads.
 
     Args:
         module: a copy that nobody else needs.
-        workload: whose `precision`, `lora`, `phase`, `dropout`, `attention`, `checkpoint` and `loss` are read.
+        workload: whose `precision`, `lora`, `frozen_layers`, `phase`, `dropout`, `attention`, `checkpoint` and `loss`
+            are read.
 
     Raises:
-        ConfigError: a target of `lora` is no projection of the module.
+        ConfigError: a target of `lora` is no projection of the module, or it has fewer layers than are to be frozen.
         UnsupportedError: the module or torch cannot do what the workload asks for.
     """
     _cast(module, getattr(torch, workload.weight_dtype))
     if workload.lora is not None:
         add_adapters(module, workload.lora)
+    if workload.phase == "train":
+        freeze_layers(module, workload.frozen_layers)
     if not workload.dropout:
         _switch_dropout_off(module)
     switch_cache_off(module)

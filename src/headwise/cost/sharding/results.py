@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, no_type_check
 
-from headwise.config.checks import require_choice, require_size
+from headwise.config.checks import require_choice, require_flag, require_size
 from headwise.results import Result
 
 SHARDINGS = ("zero1", "zero2", "zero3", "tensor", "sequence", "context")
@@ -22,6 +22,9 @@ class Sharding(Result):
             residual stream) is shared out along the tokens. "context": each device has a part of every text's tokens,
             and all weights.
         num_devices: over how many devices.
+        gradients_are_views: of zero1: gradients lie in the buckets that they travel in, which torch's
+            DistributedDataParallel does where it is told `gradient_as_bucket_view=True`. False, its default: they stand
+            beside buckets as large as all of them.
 
     Source: Rajbhandari et al. 2020, "ZeRO"; Shoeybi et al. 2019, "Megatron-LM"; Korthikanti et al. 2022, "Reducing
     Activation Recomputation in Large Transformer Models", section 4.2.2; Liu et al. 2023, "Ring Attention".
@@ -29,10 +32,12 @@ class Sharding(Result):
 
     kind: Literal["zero1", "zero2", "zero3", "tensor", "sequence", "context"]
     num_devices: int
+    gradients_are_views: bool = True
 
     def __post_init__(self) -> None:
         require_choice("kind of a sharding", self.kind, SHARDINGS)
         require_size("num_devices", self.num_devices, minimum=2, maximum=MAX_DEVICES)
+        require_flag("gradients_are_views", self.gradients_are_views)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,8 @@ readers are summed, in place where nothing else holds the first one.
 """
 
 import heapq
-from math import prod
 
-from headwise.cost.step.tape import BYTES_OF_DTYPE, Edge, Node, Record, Storage, Tape, Value
+from headwise.cost.step.tape import Edge, Node, Storage, Tape, Value
 
 Flows = dict[Node, dict[int, Storage]]
 
@@ -24,7 +23,7 @@ def play_backward(tape: Tape, loss: Value, *, accumulates: bool = False) -> None
     assert loss.node is not None, "the loss depends on a parameter"
     waiting = _count_readers(loss.node)
     if accumulates:
-        _hold_earlier_gradients(tape, [node for node in waiting if not node.edges and node.dtype])
+        tape.hold_earlier_gradients([node for node in waiting if not node.edges and node.dtype])
     tape.first_backward_tick = tape.tick
     flows: Flows = {}
     passing: list[Storage] = []  # gradients of leaves that are no parameters go with the graph
@@ -50,8 +49,8 @@ def play_backward(tape: Tape, loss: Value, *, accumulates: bool = False) -> None
                 gradient = flows.pop(edge.node)[0]
                 if not edge.node.dtype:
                     passing.append(gradient)
-                elif not accumulates:
-                    _keep_gradient(tape, edge.node, gradient)
+                else:
+                    tape.keep_gradient(edge.node, gradient)
                 del gradient
 
 
@@ -77,7 +76,7 @@ def _run(tape: Tape, node: Node, flows: dict[int, Storage]) -> list[tuple[Edge, 
         else:
             layout = gradient.layout if edge.layout in ("same", "view") else edge.layout
             layout = "tokens" if is_copied else layout
-            made = tape.new(f"gradient before {node.name}", edge.shape, edge.dtype, layout=layout)
+            made = tape.new(f"gradient of {edge.node.name}", edge.shape, edge.dtype, layout=layout)
             made.is_view = edge.layout in ("view", "turned")
             outgoing.append((edge, made))
             del made
@@ -97,24 +96,6 @@ def _add(tape: Tape, flows: Flows, edge: Edge, storage: Storage) -> None:
         storage = tape.new(f"sum of gradients of {edge.node.name}", edge.shape, edge.dtype, layout=before.layout)
     storage.num_buffers += 1
     slots[edge.slot] = storage
-
-
-def _keep_gradient(tape: Tape, parameter: Node, gradient: Storage) -> None:
-    record = gradient.record
-    record.name, record.owner, record.kind = f"gradient of {parameter.name}", parameter.owner, "gradient"
-    tape.gradients.append(gradient)
-
-
-def _hold_earlier_gradients(tape: Tape, parameters: list[Node]) -> None:
-    """Put the gradients of earlier passes on the tape: they have been alive since before it began."""
-    for node in parameters:
-        num_bytes = BYTES_OF_DTYPE[node.dtype] * prod(node.shape)
-        record = Record(f"gradient of {node.name}", "gradient", node.shape, node.dtype, node.owner, num_bytes, 0)
-        tape.records.append(record)
-        tape.gradients.append(Storage(tape, record, "tokens", is_expanded=False))
-        tape.current_bytes += num_bytes
-        for stretch in tape.stretches:  # all grow alike, so that the worst instant of each stays
-            stretch.peak_bytes += num_bytes
 
 
 def _count_readers(root: Node) -> dict[Node, int]:

@@ -54,6 +54,10 @@ class _Checkpoint(Frame):
             value.storage.record.is_kept = True
         self._random_state = self._copy_random_state()
 
+    @property
+    def drops(self) -> bool:
+        return self._num_remade is None
+
     def take(self, node: Node, kept: tuple[Storage, ...]) -> None:
         if not kept:
             return

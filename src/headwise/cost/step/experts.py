@@ -106,27 +106,31 @@ def _run_experts(x: Value, config: FeedForwardConfig, weights: Weights, shares: 
         tape.new("tokens per expert", (config.num_experts,)),
     )
     ends = tape.new("end of each expert's tokens", (config.num_experts,), "int32")
-    answers = _grouped("gate and up", inputs, weights, "gate_up_proj", 2 * config.hidden_dim, experts, ends)
+    biases = _look_up_biases("gate and up", weights, "gate_up_proj", 2 * config.hidden_dim, experts)
+    answers = _grouped("gate and up", inputs, weights["gate_up_proj weight"], biases, 2 * config.hidden_dim, ends)
     answers = gate(answers, config)
-    answers = _grouped("down_proj output", answers, weights, "down_proj", width, experts, ends)
+    biases = _look_up_biases("down_proj output", weights, "down_proj", width, experts)
+    answers = _grouped("down_proj output", answers, weights["down_proj weight"], biases, width, ends)
     answers = ops.multiply("weighted answers", answers, ops.view(share, (pairs, 1)))
     way_back = tape.new("way back to the tokens", (pairs,), "int64")
     answers = tape.apply("answers by token", (pairs, width), fresh=(answers,), kept=(way_back,))
     return cast(tape.apply("sum of the experts", (tokens, width), fresh=(answers,)), x.dtype)
 
 
-def _grouped(
-    name: str, x: Value, weights: Weights, projection: str, outputs: int, experts: Storage, ends: Storage
-) -> Value:
-    """One product for all experts: rows up to each expert's end with that expert's weight; keeps its input.
+def _look_up_biases(name: str, weights: Weights, projection: str, outputs: int, experts: Storage) -> Value | None:
+    """Look up the bias of each pair's expert, if experts have biases."""
+    bias = weights.get(f"{projection} bias")
+    if bias is None:
+        return None
+    shape = (experts.record.shape[0], outputs)
+    return experts.tape.apply(f"{name} biases", shape, fresh=(bias,), kept=(experts,))
 
-    A bias is looked up for each row, and added in place.
-    """
-    tape, weight, bias = x.storage.tape, weights[f"{projection} weight"], weights.get(f"{projection} bias")
-    shape = (x.shape[0], outputs)
+
+def _grouped(name: str, x: Value, weight: Value, biases: Value | None, outputs: int, ends: Storage) -> Value:
+    """One product for all experts: rows up to each expert's end with its weight; biases are added in place."""
+    tape, shape = x.storage.tape, (x.shape[0], outputs)
     x = cast(x, weight.dtype)
-    biases = None if bias is None else tape.apply(f"{name} biases", shape, fresh=(bias,), kept=(experts,))
-    result = tape.apply(name, shape, fresh=(x, weight), kept=(x.storage, weight.storage, ends))
+    result = tape.apply(name, shape, fresh=(x, weight), kept=(*ops.factors(x, weight), ends))
     if biases is None:
         return result
     return tape.apply(f"{name} and biases", shape, passed=(result, biases), storage=result.storage)

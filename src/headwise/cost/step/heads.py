@@ -44,14 +44,16 @@ def repeat_heads(name: str, x: Value, times: int) -> Value:
 def show_to_heads(name: str, x: Value, times: int) -> Value:
     """Copy each key/value head as `repeat_heads` does, but show a single one to all query heads as it lies in memory.
 
-    So it is where a kernel reads heads by their strides; a product of matrices copies a single head too.
+    A kernel that reads heads by their strides takes it so; a product of matrices copies it, unless there is one text.
     """
     batch, heads, seq, dim = x.shape
     if heads > 1 or times == 1:
         return repeat_heads(name, x, times)
-    return x.storage.tape.apply(
+    shown = x.storage.tape.apply(
         name, (batch, times, seq, dim), fresh=(x,), storage=x.storage, gradient_layouts=("heads",)
     )
+    shown.is_shown = True
+    return shown
 
 
 def rotate(name: str, x: Value, cosine: Value, sine: Value) -> Value:
@@ -100,12 +102,24 @@ def stack_groups(name: str, x: Value, num_kv_heads: int) -> Value:
     return x.storage.tape.apply(name, shape, passed=(x,), layout="heads")
 
 
+def unpack_groups(name: str, x: Value, num_heads: int) -> Value:
+    """Bring one token's queries of each group back to their heads: (B, K, H / K, V) to (B, H, 1, V).
+
+    A view where a group lies in memory as a row does, or there is only one group; else a copy.
+    """
+    batch, num_kv_heads, _, dim = x.shape
+    shape = (batch, num_heads, 1, dim)
+    if x.storage.layout == "heads" or num_kv_heads == 1:
+        return view(x, shape)
+    return x.storage.tape.apply(name, shape, passed=(x,), layout="heads")
+
+
 def _stack_heads(name: str, x: Value) -> Value:
     """Bring (B, H, T, D) to a stack of B * H matrices: a copy unless batch and heads lie in memory as one dimension."""
     batch, heads, _, _ = x.shape
-    if x.storage.layout == "heads" or 1 in (batch, heads):
+    if (x.storage.layout == "heads" and not x.is_shown) or 1 in (batch, heads):
         return x
-    return x.storage.tape.apply(f"{name} copy", x.shape, passed=(x,), layout="heads")
+    return x.storage.tape.apply(f"{name}, contiguous", x.shape, passed=(x,), layout="heads")
 
 
 def scores(query: Value, key: Value) -> Value:

@@ -4,7 +4,7 @@ from headwise.config.attention import AttentionConfig
 from headwise.config.latent import LatentAttentionConfig
 from headwise.config.model import ModelConfig
 from headwise.config.position import Rotary
-from headwise.cost.step.run import Family, heads_of
+from headwise.cost.step.run import Family
 from headwise.cost.step.tape import Shape, Tape, Value
 from headwise.cost.workload import Workload
 
@@ -15,8 +15,13 @@ def make_inputs(tape: Tape, config: ModelConfig, workload: Workload) -> dict[str
         side = config.patches.image_size
         pixels = (workload.batch, config.patches.num_channels, side, side)
         return _make(tape, {"pixels": (pixels, workload.weight_dtype)})
-    names = ("source ids", "token ids") if config.encoder is not None else ("token ids",)
-    return _make(tape, dict.fromkeys(names, ((workload.batch, workload.seq), "int64")))
+    shapes: dict[str, tuple[Shape, str]] = {"token ids": ((workload.batch, workload.query_len), "int64")}
+    if config.encoder is None:
+        return _make(tape, shapes)
+    if workload.phase == "decode":  # the encoder has run
+        source = (workload.batch, workload.seq, config.embed_dim)
+        return _make(tape, shapes | {"encoder output": (source, workload.weight_dtype)})
+    return _make(tape, {"source ids": shapes["token ids"]} | shapes)
 
 
 def make_buffers(tape: Tape, config: ModelConfig, family: Family) -> dict[str, Value]:
@@ -31,7 +36,7 @@ def make_buffers(tape: Tape, config: ModelConfig, family: Family) -> dict[str, V
         "original windowed rotary frequencies": (half, "float32"),
         "embedding scale": ((), "float32"),
     }
-    has_kinds = len({heads_of(block).mask for block, _ in config.block_groups}) > 1
+    has_kinds = len({block.attention.mask for block, _ in config.block_groups}) > 1
     names = [name for name in family.buffers if has_kinds or "windowed" not in name]
     return _make(tape, {name: shapes[name] for name in names})
 

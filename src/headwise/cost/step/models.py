@@ -19,6 +19,7 @@ from headwise.cost.step.families.llama import (
     SMOLLM3,
     STARCODER2,
 )
+from headwise.cost.step.families.qwen3_next import QWEN3_NEXT
 from headwise.cost.step.families.t5 import T5
 from headwise.cost.step.families.vit import VIT
 from headwise.cost.step.oddities import find_oddity
@@ -46,6 +47,7 @@ FAMILIES = {
     "qwen2_moe": QWEN2_MOE,
     "qwen3": LLAMA,
     "qwen3_moe": LLAMA,
+    "qwen3_next": QWEN3_NEXT,
     "roberta": ROBERTA,
     "smollm3": SMOLLM3,
     "starcoder2": STARCODER2,

@@ -39,8 +39,8 @@ def rms_norm_cast_last(name: str, x: Value, weight: Value) -> Value:
 def rms_norm_one_plus(name: str, x: Value, weight: Value) -> Value:
     """Gemma's: the factor is one plus the weight, in float32, before the cast back."""
     normed = _norm_in_float32(name, x)
-    factor = shift(f"{name} weight plus one", cast(weight, "float32"))
-    return cast(multiply(name, normed, factor), x.dtype)
+    normed = multiply(name, normed, shift(f"{name} weight plus one", cast(weight, "float32")))
+    return cast(normed, x.dtype)
 
 
 def rms_norm_of_t5(name: str, x: Value, weight: Value) -> Value:

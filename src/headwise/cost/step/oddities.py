@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from headwise.config.attention import AttentionConfig
 from headwise.config.block import AnyAttention, BlockConfig, FeedForwardConfig
+from headwise.config.linear import LinearAttentionConfig
 from headwise.config.model import EncoderConfig, ModelConfig
 from headwise.config.position import Rotary, T5Bias
 from headwise.cost.step.run import Family, Part
@@ -63,7 +64,8 @@ def _of_block(block: BlockConfig, family: Family) -> Oddities:
     attention, cross = block.attention, block.cross_attention
     yield not isinstance(attention, family.attention), type(attention).__name__
     position = getattr(attention, "position", None)
-    yield not isinstance(position, family.positions), f"position {position!r}"
+    needs_position = not isinstance(attention, LinearAttentionConfig)  # there the order is in the state
+    yield needs_position and not isinstance(position, family.positions), f"position {position!r}"
     yield from _of_attention(attention, parts)
     if cross is not None:
         yield "cross_attention" not in parts, "a cross_attention"
@@ -89,7 +91,8 @@ def _of_attention(attention: AnyAttention, parts: frozenset[Part]) -> Oddities:
         return
     yield attention.sink and "sink" not in parts, "a sink"
     yield not attention.sink and "sink" in parts, "no sink"
-    yield attention.output_gate, "an output gate"
+    has_gate = "output_gate" in parts
+    yield attention.output_gate != has_gate, "no output gate" if has_gate else "an output gate"
     yield attention.kv_layer is not None, "keys of an earlier layer"
     width = attention.embed_dim
     yield attention.key_dim != width or attention.value_dim != width, "keys or values of tokens of another width"

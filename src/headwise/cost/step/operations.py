@@ -29,10 +29,12 @@ def convolve(name: str, x: Value, weight: Value, bias: Value, shape: Shape) -> V
     return x.storage.tape.apply(name, shape, fresh=(x, weight, bias), kept=(x.storage, weight.storage))
 
 
-def embedding(name: str, table: Value, ids: Storage, shape: Shape) -> Value:
-    """Rows of a table; keeps the ids."""
+def embedding(name: str, table: Value, ids: Storage, shape: Shape, *, factor: Value | None = None) -> Value:
+    """Rows of a table, times a factor if there is one; keeps the ids."""
     tape = table.storage.tape
     rows = tape.apply(name, shape, fresh=(table,), kept=(ids,))
+    if factor is not None:
+        rows = multiply(f"{name}, scaled", rows, factor)
     if tape.embeddings_learn and table.node is None and table.storage.record.name == "token table":
         rows.node = Node(name, shape, tape.owner, kept=(rows.storage,))  # a leaf lives as long as the graph
     return rows

@@ -119,7 +119,10 @@ def _attend_by_sdpa(run: Run, config: AttentionConfig, form: MaskForm, query: Va
         )
     else:
         capability = run.workload.compute_capability
-        output = attend_fused(query, key, value, mask, kernel=choice.name, compute_capability=capability)
+        layout = "heads" if is_packed else "tokens"
+        output = attend_fused(
+            query, key, value, mask, kernel=choice.name, gradient_layout=layout, compute_capability=capability
+        )
     if is_packed:
         output = ops.view(output, (batch, num_heads, seq, value.shape[3]))
     if is_empty is not None and tape.device != "cpu":

@@ -2,18 +2,19 @@
 
 Equal layers live alike, also where several kinds alternate. Of a cycle of layers that comes many times in a row, three
 are played (the first, one for all in between, the last), and the lives of the middle one's tensors are shifted to every
-cycle between.
+cycle between. No cycle goes on from frozen layers to those that learn.
 """
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headwise.config.checks import require_instance
 from headwise.config.model import BlockConfig, ModelConfig
 from headwise.cost.results import Kind
+from headwise.cost.step.freezing import frozen_layers, require_frozen
 from headwise.cost.step.optimizers import optimizer_states, trained_parameters
-from headwise.cost.step.play import play_step
+from headwise.cost.step.play import Play, play_step
 from headwise.cost.step.tape import Record, Tape
 from headwise.cost.workload import Workload
 from headwise.errors import UnsupportedError
@@ -53,20 +54,42 @@ class _Moment:
 class RepeatedStep:
     """A played step, and how its lives repeat over the layers of the whole model.
 
+    Args:
+        config, workload: what is played.
+        play: how, of a model with fewer layers.
+
     Attributes:
         lives: of every tensor that was played.
         moments: names of all moments of the whole step.
     """
 
-    def __init__(self, config: ModelConfig, workload: Workload):
+    def __init__(self, config: ModelConfig, workload: Workload, play: Play = play_step):
         require_instance("config", config, ModelConfig)
         require_instance("workload", workload, Workload)
-        blocks: list[BlockConfig] = []
+        require_frozen(config, workload)
         self._shifts: list[range] = []  # by how many layers each played layer is shifted
-        place = 0
-        for cycle, times in find_cycles(config.blocks):
-            width, shift = len(cycle), place - len(blocks)
-            blocks += min(times, 3) * cycle
+        border = frozen_layers(workload)
+        frozen = self._choose(config.blocks[:border], border=0)
+        blocks = frozen + self._choose(config.blocks[border:], border=border)
+        num_played = len(blocks) + (len(config.encoder.blocks) if config.encoder is not None else 0)
+        if num_played > MAX_PLAYED_LAYERS:
+            raise UnsupportedError(
+                f"memory is predicted for models with at most {MAX_PLAYED_LAYERS} layers that do not repeat (all of an "
+                f"encoder beside a decoder); got {num_played}: give a model of fewer layers"
+            )
+        tape = play(config, blocks, replace(workload, frozen_layers=len(frozen)))
+        self.moments: tuple[str, ...] = ()  # set by the next line
+        self._played = list(self._repeat_moments(tape, config.num_layers, border))
+        self._first_layer = next(index for index, moment in enumerate(self._played) if moment.direction)
+        self.lives = list(_lives(tape, workload))
+
+    def _choose(self, layers: Sequence[BlockConfig], *, border: int) -> list[BlockConfig]:
+        """Choose the layers to play of some in a row, with `border` layers before them; note how each is shifted."""
+        chosen: list[BlockConfig] = []
+        place = border
+        for cycle, times in find_cycles(layers):
+            width, shift = len(cycle), place - len(self._shifts)
+            chosen += min(times, 3) * cycle
             once = range(shift, shift + 1)
             if times > 3:
                 last = shift + (times - 3) * width
@@ -75,21 +98,15 @@ class RepeatedStep:
             else:
                 self._shifts += times * width * [once]
             place += times * width
-        num_played = len(blocks) + (len(config.encoder.blocks) if config.encoder is not None else 0)
-        if num_played > MAX_PLAYED_LAYERS:
-            raise UnsupportedError(
-                f"memory is predicted for models with at most {MAX_PLAYED_LAYERS} layers that do not repeat (all of an "
-                f"encoder beside a decoder); got {num_played}: give a model of fewer layers"
-            )
-        tape = play_step(config, blocks, workload)
-        self.moments: tuple[str, ...] = ()  # set by the next line
-        self._played = list(self._repeat_moments(tape, config.num_layers))
-        self._first_layer = next(index for index, moment in enumerate(self._played) if moment.direction)
-        self.lives = list(_lives(tape, workload))
+        return chosen
 
     def shifts(self, layer: int | None) -> range:
         """Return by how many layers a life is shifted to give each tensor that it stands for."""
         return range(1) if layer is None else self._shifts[layer]
+
+    def owner(self, life: Life, shift: int) -> str:
+        """Return whose a life is when it is shifted."""
+        return life.owner if life.layer is None else f"layer {life.layer + shift}{life.part}"
 
     def span(self, layer: int | None, born: int, last: int | None, shift: int) -> tuple[int, int | None]:
         """Return the moments from which, and before which, the life of a tensor of a layer lasts when it is shifted."""
@@ -103,7 +120,7 @@ class RepeatedStep:
             shift = self._shifts[moment.layer][end]
         return moment.place + moment.direction * (moment.layer + shift)
 
-    def _repeat_moments(self, tape: Tape, num_layers: int) -> Iterator[_Moment]:
+    def _repeat_moments(self, tape: Tape, num_layers: int, border: int) -> Iterator[_Moment]:
         moments: list[str] = []
         places: dict[str, int] = {}  # where layer 0 stands, forward and backward
         for stretch in tape.stretches:
@@ -115,7 +132,8 @@ class RepeatedStep:
             way, direction = match[1], 1 if match[1] == "forward" else -1
             if way not in places:
                 places[way] = len(moments) + (0 if direction == 1 else num_layers - 1)
-                moments += [f"{way}: layer {layer}" for layer in range(num_layers)[::direction]]
+                first = 0 if direction == 1 or tape.embeddings_learn else border  # no backward goes below
+                moments += [f"{way}: layer {layer}" for layer in range(first, num_layers)[::direction]]
             yield _Moment(places[way], direction, int(match[2]))
         self.moments = tuple(moments)
 

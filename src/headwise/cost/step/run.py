@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from headwise.config.attention import AttentionConfig
+from headwise.config.block import AnyAttention
 from headwise.config.latent import LatentAttentionConfig
 from headwise.config.model import BlockConfig, ModelConfig
 from headwise.config.position import Rotary
@@ -12,7 +13,7 @@ from headwise.cost.step import operations as ops
 from headwise.cost.step.norms import rms_norm
 from headwise.cost.step.tape import Storage, Tape, Value
 from headwise.cost.workload import Workload
-from headwise.masks.patterns import Mask
+from headwise.masks.patterns import Mask, SlidingWindow
 
 Weights = Mapping[str, Value]
 """Tensors by name: weights of a layer or of what stands around the layers, inputs, buffers."""
@@ -32,6 +33,7 @@ Part = Literal[
     "gated",
     "plain",
     "sink",
+    "output_gate",
     "shared expert",
     "shared_gate",
     "biases of experts",
@@ -46,16 +48,21 @@ HeadsConfig = AttentionConfig | LatentAttentionConfig
 """Kinds of layer that compute scores of pairs of tokens."""
 
 
-def heads_of(block: BlockConfig) -> HeadsConfig:
-    """Return a block's attention, which `family_of` has checked."""
-    assert isinstance(block.attention, HeadsConfig), "checked by family_of"
-    return block.attention
-
-
 def attention_of(block: BlockConfig) -> AttentionConfig:
     """Return the attention of a block of a family without latent vectors, which `family_of` has checked."""
     assert isinstance(block.attention, AttentionConfig), "checked by family_of"
     return block.attention
+
+
+def window_of(config: AnyAttention) -> int | None:
+    """Return how many keys a query of a layer with a sliding window sees, itself included; None: all earlier ones."""
+    return config.mask.window_size if isinstance(config.mask, SlidingWindow) else None
+
+
+def key_len_of(config: AnyAttention, workload: Workload) -> int:
+    """Return how many keys a layer is given: all, or in a decode those that its cache holds."""
+    window = window_of(config)
+    return workload.seq if window is None or workload.phase != "decode" else min(workload.seq, window)
 
 
 @dataclass(frozen=True)
@@ -71,7 +78,7 @@ class Family:
         rms_norm: (name, x, weight) -> the root-mean-square norm of x, as its module computes it.
         rotates_in_float32: queries and keys are turned in float32 and cast back (OLMo 2).
         has_sdpa: transformers has the family with attention "sdpa".
-        attention: kind of its attention layers.
+        attention: kinds of its layers that mix tokens.
         positions: how its layers may know where a token is.
         norm_placements: where the norms of its layers may stand.
         tables: sizes of the config that it needs.
@@ -90,7 +97,7 @@ class Family:
     rms_norm: Callable[[str, Value, Value], Value] = rms_norm
     rotates_in_float32: bool = False
     has_sdpa: bool = True
-    attention: type[HeadsConfig] = AttentionConfig
+    attention: tuple[type[AnyAttention], ...] = (AttentionConfig,)
     positions: tuple[type, ...] = (Rotary,)
     norm_placements: tuple[str, ...] = ("pre",)
     tables: tuple[str, ...] = ("vocab_size",)
@@ -109,7 +116,7 @@ class Run:
     kernel needs none. `cosine`, `sine`: of the rotary angles. `angles`: the same for each mask, where layers differ in
     them (Gemma 3). `bias`, `cross_bias`: T5's on the scores. `encoded`: what
     cross-attention reads. `held`: what the body's own variables keep alive until it returns. `cached`: keys and values
-    that a prefill leaves behind. `layer`: the name of the layer that runs.
+    that the pass leaves behind. `layer`: the name of the layer that runs.
     """
 
     tape: Tape
@@ -133,14 +140,6 @@ class Run:
         self.masks.clear()
         self.angles.clear()
         self.bias = self.cross_bias = None
-
-    def cache(self, x: Value) -> Value:
-        """Copy keys or values into the cache that a prefill leaves behind; training has none."""
-        if self.workload.phase == "train":
-            return x
-        kept = self.tape.new(f"cached {x.storage.record.name}", x.shape, x.dtype, layout="heads")
-        self.cached.append(kept)
-        return Value(x.shape, kept)
 
     def dropout(self, name: str, x: Value, p: float) -> Value:
         """Drop with probability p where the workload has dropout."""

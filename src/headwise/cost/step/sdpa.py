@@ -20,6 +20,7 @@ def attend_fused(
     mask: Value | None,
     *,
     kernel: str,
+    gradient_layout: str = "tokens",
     compute_capability: tuple[int, int] = (8, 0),
 ) -> Value:
     """A fused kernel: keeps query, key, value, mask, its output and one logsumexp per row; never the scores.
@@ -28,6 +29,7 @@ def attend_fused(
         query, key, value: (B, H, T, D), (B, K, S, D), (B, K, S, V).
         mask: numbers that are added to the scores, or None.
         kernel: "flash_cpu", "flash", "efficient" or "cudnn". CUDA's are derived from their sources, not measured.
+        gradient_layout: order in memory of the gradient that comes back, where heads are not padded.
         compute_capability: of the CUDA device; the efficient kernel's tiles depend on it.
     """
     tape, head_dim = query.storage.tape, query.shape[3]
@@ -48,7 +50,13 @@ def attend_fused(
         keeps_result=True,
         layout=layout,
         workspace_bytes=backward_workspace(
-            kernel, query, key, value, output_layout=layout, compute_capability=compute_capability
+            kernel,
+            query,
+            key,
+            value,
+            output_layout=layout,
+            gradient_layout=gradient_layout if query.shape[3] == head_dim else "heads",
+            compute_capability=compute_capability,
         ),
     )
     return output if query.shape[3] == head_dim else ops.cut(output, head_dim)

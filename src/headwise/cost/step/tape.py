@@ -16,7 +16,7 @@ from headwise.config.dtypes import DTYPE_BYTES
 from headwise.cost.results import Kind
 from headwise.cost.workload import Lora
 
-BYTES_OF_DTYPE = DTYPE_BYTES | {"int64": 8, "uint64": 8, "int32": 4, "uint8": 1, "bool": 1}
+BYTES_OF_DTYPE = DTYPE_BYTES | {"int64": 8, "uint64": 8, "int32": 4, "uint8": 1, "int8": 1, "bool": 1}
 
 Shape = tuple[int, ...]
 
@@ -106,13 +106,14 @@ class Node:
 class Value:
     """A tensor on paper: a shape, the storage that holds it, and the operation that made it (None: no gradient).
 
-    `slot`: which of the operation's results it is.
+    `slot`: which of the operation's results it is. `is_shown`: its heads are one, shown to all by a stride of 0.
     """
 
     shape: Shape
     storage: Storage
     node: Node | None = None
     slot: int = 0
+    is_shown: bool = False
 
     @property
     def dtype(self) -> str:
@@ -122,6 +123,11 @@ class Value:
 
 class Frame(ABC):
     """A part of the forward pass that keeps nothing and runs again in backward (see `checkpointing`)."""
+
+    @property
+    @abstractmethod
+    def drops(self) -> bool:
+        """Whether what would be kept is dropped: in the first run."""
 
     @abstractmethod
     def take(self, node: Node, kept: tuple[Storage, ...]) -> None:
@@ -155,6 +161,9 @@ class Tape:
         embeddings_learn: frozen token embeddings pass for a leaf that needs a gradient, as transformers makes them
             where it checkpoints.
         frame: the checkpointed part of the forward pass that is running, or None.
+        gradients: those of parameters, as they are left for the optimizer.
+        last_tick: the end of the step; what lives longer lives on.
+        accumulates: gradients of earlier passes are there, and new ones are added to them in place.
     """
 
     grad_enabled: bool = True
@@ -167,11 +176,18 @@ class Tape:
     records: list[Record] = field(default_factory=list)
     stretches: list[Stretch] = field(default_factory=list)
     gradients: list[Storage] = field(default_factory=list)
+    accumulates: bool = False
     first_backward_tick: int | None = None
+    last_tick: int = 0
     owner: str = "step"
     current_bytes: int = 0
     tick: int = 0
     num_nodes: int = 0
+
+    @property
+    def keeps(self) -> bool:
+        """Whether what operations keep for backward stays alive from now on."""
+        return self.grad_enabled and (self.frame is None or not self.frame.drops)
 
     def begin(self, label: str) -> None:
         """Begin the next stretch of the step."""
@@ -206,6 +222,16 @@ class Tape:
         if self.current_bytes > stretch.peak_bytes:
             stretch.peak_bytes, stretch.peak_tick = self.current_bytes, self.tick
         return Storage(self, record, layout, is_expanded)
+
+    def stand(self, name: str, shape: Shape, dtype: str, *, kind: Kind, layout: str = "tokens") -> Storage:
+        """Put a tensor on the tape that has been there since before it began, whenever it is found out."""
+        num_bytes = BYTES_OF_DTYPE[dtype] * prod(shape)
+        record = Record(name, kind, shape, dtype, self.owner, num_bytes, 0)
+        self.records.append(record)
+        self.current_bytes += num_bytes
+        for stretch in self.stretches:  # all grow alike, so that the worst instant of each stays
+            stretch.peak_bytes += num_bytes
+        return Storage(self, record, layout, is_expanded=False)
 
     def _free(self, record: Record) -> None:
         self.tick += 1
@@ -283,6 +309,21 @@ class Tape:
         if node is not None and (keeps_result or keeps_statistics):
             self._keep(node, (*kept, storage) if keeps_result else tuple(kept))
         return Value(shape, storage, node)
+
+    def keep_gradient(self, parameter: Node, gradient: Storage) -> None:
+        """Leave a gradient for the optimizer, or add it to the one that is there."""
+        if self.accumulates:
+            return
+        record = gradient.record
+        record.name, record.owner, record.kind = f"gradient of {parameter.name}", parameter.owner, "gradient"
+        self.gradients.append(gradient)
+
+    def hold_earlier_gradients(self, parameters: Sequence[Node]) -> None:
+        """Put gradients of earlier passes on the tape: they have been alive since before it began."""
+        self.accumulates = True
+        for node in parameters:
+            with self.owned_by(node.owner):
+                self.gradients.append(self.stand(f"gradient of {node.name}", node.shape, node.dtype, kind="gradient"))
 
     def _keep(self, node: Node, kept: tuple[Storage, ...]) -> None:
         if self.frame is not None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from headwise.config.attention import AttentionConfig
 from headwise.config.latent import LatentAttentionConfig
+from headwise.config.linear import LinearAttentionConfig
 from headwise.config.model import BlockConfig, FeedForwardConfig, ModelConfig, PatchConfig
 from headwise.config.position import T5Bias
 from headwise.cost.step.lora import add_adapter
@@ -23,18 +24,33 @@ class ModelWeights:
         blocks: the layers to make, which may be fewer than the model's.
         family: says in which order, and what is fused.
         dtype: of the weights.
+        num_frozen: how many of the blocks do not learn, nor do the embeddings and all of an encoder; 0: all learn.
     """
 
-    def __init__(self, tape: Tape, config: ModelConfig, blocks: Sequence[BlockConfig], family: Family, dtype: str):
+    def __init__(
+        self,
+        tape: Tape,
+        config: ModelConfig,
+        blocks: Sequence[BlockConfig],
+        family: Family,
+        dtype: str,
+        *,
+        num_frozen: int = 0,
+    ):
         self.top: dict[str, Value] = {}
         self._tape = tape
         self._dtype = dtype
         self._family = family
+        self._is_frozen = num_frozen > 0
         norm = blocks[0].norm
         with tape.owned_by("embeddings"):
             self._embeddings(config, norm)
         self.encoder = self._encoder(config, norm)
-        self.layers = [self._layer(block, f"layer {index}") for index, block in enumerate(blocks)]
+        self.layers: list[dict[str, Value]] = []
+        for index, block in enumerate(blocks):
+            self._is_frozen = index < num_frozen
+            self.layers.append(self._layer(block, f"layer {index}"))
+        self._is_frozen = False
         with tape.owned_by("head"):
             self._head(config, norm)
 
@@ -90,6 +106,8 @@ class ModelWeights:
                     weights |= {f"cross {name}": weight for name, weight in own.items()}
                 elif isinstance(block.attention, LatentAttentionConfig):
                     self._latent_attention(weights, block.attention)
+                elif isinstance(block.attention, LinearAttentionConfig):
+                    self._linear_attention(weights, block.attention)
                 elif isinstance(block.attention, AttentionConfig):
                     self._attention(weights, block.attention)
         return weights
@@ -97,7 +115,7 @@ class ModelWeights:
     def _attention(self, weights: dict[str, Value], config: AttentionConfig) -> None:
         has_bias, width = config.projection_bias is not False, config.embed_dim
         projections: tuple[tuple[str, int], ...] = (
-            ("q_proj", config.num_heads * config.head_dim),
+            ("q_proj", config.num_heads * config.head_dim * (2 if config.output_gate else 1)),
             ("k_proj", config.num_kv_heads * config.head_dim),
             ("v_proj", config.num_kv_heads * config.v_head_dim),
         )
@@ -131,6 +149,20 @@ class ModelWeights:
         self._norm(weights, "latent norm", rank, "rmsnorm")
         self._linear(weights, "kv_b_proj", rank, heads * (config.qk_nope_head_dim + config.v_head_dim), bias=False)
         self._linear(weights, "out_proj", heads * config.v_head_dim, width, bias=bias)
+
+    def _linear_attention(self, weights: dict[str, Value], config: LinearAttentionConfig) -> None:
+        """A gated delta net: the step's bias and the decay of each state, a convolution, and projections."""
+        width, heads = config.embed_dim, config.num_value_heads
+        for name, shape in (
+            ("step bias", (heads,)),
+            ("log decay", (heads,)),
+            ("convolution weight", (config.conv_width, 1, config.conv_kernel_size)),
+        ):
+            weights[name] = self._parameter(name, shape)
+        self._linear(weights, "qkvz_proj", width, config.conv_width + config.value_width, bias=False)
+        self._linear(weights, "ba_proj", width, 2 * heads, bias=False)
+        self._norm(weights, "output norm", config.value_head_dim, "rmsnorm")
+        self._linear(weights, "out_proj", config.value_width, width, bias=False)
 
     def _feed_forward(self, weights: dict[str, Value], config: FeedForwardConfig) -> None:
         width, hidden = config.embed_dim, config.hidden_dim
@@ -197,4 +229,4 @@ class ModelWeights:
             weights[f"{name} bias"] = self._parameter(f"{name} bias", (width,))
 
     def _parameter(self, name: str, shape: Shape) -> Value:
-        return self._tape.parameter(name, shape, self._dtype)
+        return self._tape.parameter(name, shape, self._dtype, is_frozen=self._is_frozen)

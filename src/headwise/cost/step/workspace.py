@@ -5,7 +5,14 @@ from headwise.cost.step.tape import BYTES_OF_DTYPE, Value
 
 
 def backward_workspace(
-    kernel: str, query: Value, key: Value, value: Value, *, output_layout: str, compute_capability: tuple[int, int]
+    kernel: str,
+    query: Value,
+    key: Value,
+    value: Value,
+    *,
+    output_layout: str,
+    gradient_layout: str | None = None,
+    compute_capability: tuple[int, int],
 ) -> int:
     """Return the bytes that the backward of a fused kernel takes beside its results; 0 on CPU and of cuDNN.
 
@@ -13,14 +20,16 @@ def backward_workspace(
         kernel: "flash_cpu", "flash", "efficient" or "cudnn".
         query, key, value: (B, H, T, D), (B, K, S, D), (B, K, S, V).
         output_layout: order of the output in memory; what is not in that of tokens is copied.
+        gradient_layout: that of its gradient. Default: the same.
         compute_capability: of the CUDA device.
     """
     batch, num_heads, query_len, head_dim = query.shape
     num_kv_heads, key_len = key.shape[1:3]
     number_bytes = BYTES_OF_DTYPE[query.dtype]
     if kernel == "flash":
-        copies = 0 if output_layout == "tokens" else 2 * number_bytes * batch * num_heads * query_len * head_dim
-        return copies + flash_backward_bytes(
+        layouts = (output_layout, gradient_layout or output_layout)
+        num_copies = sum(layout != "tokens" for layout in layouts)
+        return num_copies * number_bytes * batch * num_heads * query_len * head_dim + flash_backward_bytes(
             batch=batch,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._pytree import tree_leaves
 
+from headwise.cost.running.decode import CACHE, cached_tensors, make_decode_inputs
 from headwise.cost.running.prepare import (
     Inputs,
     Loss,
@@ -69,8 +70,10 @@ def record_step(
     with FakeTensorMode(allow_non_fake_inputs=True), _clear_errors(module, recorder):
         inputs = prepare_inputs(make_fake(module, inputs), workload)
         step = _Step(module, inputs, workload, recorder)
-        if workload.phase == "prefill":
-            step.run_prefill()
+        if workload.phase == "decode":
+            step.make_cache()
+        if workload.phase != "train":
+            step.run_inference()
         else:
             is_foreseen_here = partial(is_foreseen, recorder)
             if not step.run_training(loss or make_loss(module, inputs, workload), is_foreseen_here):
@@ -92,16 +95,27 @@ class _Step:
     """A step, ready to run once on fake tensors."""
 
     module: nn.Module
-    inputs: Inputs
+    inputs: Any  # `Inputs`, or of a decode with a cache among them
     workload: Workload
     recorder: Recorder
     kernels: FakeKernels = field(default_factory=FakeKernels)
 
-    def run_prefill(self) -> None:
+    @property
+    def _on_cpu(self) -> Workload:
+        """The workload where fake tensors are."""
+        return replace(self.workload, device="cpu")
+
+    def make_cache(self) -> None:
+        """Put a token and a cache, as decoding finds them, in the place of the inputs."""
+        with whole_texts(), self.kernels, autocast(self._on_cpu):
+            self.inputs = make_decode_inputs(self.module, self.workload)
+
+    def run_inference(self) -> None:
         self._stand()
         with torch.no_grad(), self._watched():
             self.recorder.phase = FORWARD
-            output = self._forward()
+            with autocast(self._on_cpu):
+                output = self._forward()
             self.recorder.close()
         del output  # what is given back here is no part of the prefill
 
@@ -134,8 +148,7 @@ class _Step:
     def _run_forward(self, loss: Loss) -> Tensor:
         """Run forward and loss, and give the kind "saved" to what is held for backward then."""
         recorder = self.recorder
-        cpu = replace(self.workload, device="cpu")  # where fake tensors are
-        with autocast(cpu), follow_saved() as saved:
+        with autocast(self._on_cpu), follow_saved() as saved:
             recorder.phase = FORWARD
             output = self._forward()
             recorder.phase = LOSS
@@ -152,6 +165,8 @@ class _Step:
         return value
 
     def _forward(self) -> Any:
+        if self.workload.phase == "decode":
+            return self.module(**self.inputs)
         return call(self.module, self.inputs, self.workload)
 
     @contextlib.contextmanager
@@ -172,7 +187,8 @@ class _Step:
         stand_module(self.recorder, self.module)
         inputs = self.inputs if isinstance(self.inputs, Mapping) else dict(enumerate(self.inputs))
         for place, value in inputs.items():
-            for leaf in tree_leaves(value):
+            leaves = cached_tensors(value) if place == CACHE else tree_leaves(value)
+            for leaf in leaves:
                 self.recorder.stand(leaf, "input", f"input {place}")
 
     def _name_gradients(self) -> dict[int, tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import takewhile
 
 import torch
@@ -9,7 +10,9 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 from headwise.cost.results import Ledger, StepMemory
+from headwise.cost.running.freezing import freeze_layers
 from headwise.cost.running.prepare import Inputs, Loss
+from headwise.cost.tracing.fake import copy_to_meta
 from headwise.cost.tracing.layers import find_rows
 from headwise.cost.tracing.lives import BACKWARD, Event, Life, make_ledger
 from headwise.cost.tracing.quiet import quiet_trace
@@ -27,10 +30,11 @@ def trace_step(
 
     The step is real code, the module's own, under torch's autograd and torch's optimizer: forward in train mode, loss,
     backward (both `accumulation` times) and the optimizer's step in its steady state, without gradients at its start; a
-    "prefill" is the forward alone, without autograd and in eval mode. No numbers are computed and no weights are read,
-    so that a model of any size is traced on any machine. Every birth and every release is a moment of the ledger,
-    named "forward: layers.3": its phase, and the layer of a row of layers or else the module. The peak is exact for
-    what operations return; what kernels take for themselves and give back is not seen.
+    "prefill" is the forward alone, without autograd and in eval mode, and a "decode" that of one token against a cache
+    of `seq - 1`, which is made here: `inputs` are not read. No numbers are computed and no weights are read, so that a
+    model of any size is traced on any machine. Every birth and every release is a moment of the ledger, named
+    "forward: layers.3": its phase, and the layer of a row of layers or else the module. The peak is exact for what
+    operations return; what kernels take for themselves and give back is not seen.
 
     On CPU, kernels are those that torch takes on CPU. On CUDA our own rules stand in place of attention, dropout,
     autocast and norms (`device_rules`): derived from torch's sources, not measured. Not covered there: recurrent layers
@@ -58,6 +62,10 @@ def trace_step(
     """
     with quiet_trace(), torch.random.fork_rng(devices=()):
         given = _make(module)
+        if workload.phase == "train" and workload.frozen_layers:  # before rows of equal layers are looked for
+            given = copy_to_meta(given)
+            freeze_layers(given, workload.frozen_layers)
+            workload = replace(workload, frozen_layers=0)
         forecast = _foresee(given, inputs, workload, loss)
         expected = None if forecast is None else _forward_ledger(*forecast)
 

@@ -30,25 +30,11 @@ _LIBRARIES = tuple(
 def track(module: nn.Module | None = None) -> Iterator[Ledger]:
     """Record every tensor that the code inside makes, on any device; afterwards the ledger is filled.
 
-    Every birth and release is a moment, named by its phase ("forward", "backward", "optimizer step", "outside modules")
-    and the layer or module at work. Kinds are told by modules, their gradients and torch's optimizers. "saved" is what
-    a forward pass made and backward gave back. What existed before counts from the first moment, once an operation
-    reads it. What a kernel takes for itself is not seen; nor is what compiled code keeps inside. No module is held: of
-    one that dies inside, gradients are told only where an optimizer stepped before.
-
-    Only what the calling thread does is recorded, and its backward in the threads of autograd. Blocks may follow and
-    hold one another. After an exception, an out-of-memory error too, the ledger ends where it was raised.
+    What is a moment, a kind and a name, and what is not seen, stands at `headwise.track`, which is this with a history.
 
     Args:
         module: its weights and buffers count from the beginning, and its parts give the names. Default: names begin at
             the outermost module that is called.
-
-    Example:
-        >>> with headwise.track(model) as ledger:
-        ...     loss = model(inputs).sum()
-        ...     loss.backward()
-        ...     optimizer.step()
-        >>> ledger.moments[ledger.peak], [(e.owner, e.shape, e.line) for e in ledger.alive(ledger.peak)[:3]]
     """
     ledger = Ledger(moments=(BEFORE,), entries=())
     recorder = Recorder(find_line=_LineFinder())

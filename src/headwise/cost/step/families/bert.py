@@ -13,13 +13,13 @@ from headwise.cost.step.tape import Storage, Value
 
 
 def _embed_bert(run: Run, config: ModelConfig, weights: Weights, inputs: Weights, buffers: Weights) -> Value:
-    types = run.tape.new("token types", (1, run.workload.seq), "int64")
+    types = run.tape.new("token types", (1, run.workload.query_len), "int64")
     return _embed(run, config, weights, inputs, types, buffers["position ids"].storage, num_rows=1)
 
 
 def _embed_roberta(run: Run, config: ModelConfig, weights: Weights, inputs: Weights, buffers: Weights) -> Value:
     """As BERT, but positions are counted in each text, for padding has none."""
-    tape, ids_shape = run.tape, (run.workload.batch, run.workload.seq)
+    tape, ids_shape = run.tape, (run.workload.batch, run.workload.query_len)
     position_ids = tape.new("position ids", ids_shape, "int64")
     types = tape.new("token types", ids_shape, "int64")
     return _embed(run, config, weights, inputs, types, position_ids, num_rows=run.workload.batch)
@@ -34,7 +34,7 @@ def _embed(
     position_ids: Storage,
     num_rows: int,
 ) -> Value:
-    batch, seq, width = run.workload.batch, run.workload.seq, config.embed_dim
+    batch, seq, width = run.workload.batch, run.workload.query_len, config.embed_dim
     tokens = ops.embedding("token embeddings", weights["token table"], inputs["token ids"].storage, (batch, seq, width))
     kinds = ops.embedding("type embeddings", weights["type table"], types, (batch, seq, width))
     embeddings = ops.add("embeddings", tokens, kinds)
@@ -44,7 +44,7 @@ def _embed(
 
 
 def _embed_distilbert(run: Run, config: ModelConfig, weights: Weights, inputs: Weights, buffers: Weights) -> Value:
-    batch, seq, width = run.workload.batch, run.workload.seq, config.embed_dim
+    batch, seq, width = run.workload.batch, run.workload.query_len, config.embed_dim
     tokens = ops.embedding("token embeddings", weights["token table"], inputs["token ids"].storage, (batch, seq, width))
     position_ids = buffers["position ids"].storage
     positions = ops.embedding("position embeddings", weights["position table"], position_ids, (1, seq, width))

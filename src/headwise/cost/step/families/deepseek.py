@@ -4,6 +4,7 @@ from headwise.config.latent import LatentAttentionConfig
 from headwise.config.model import BlockConfig, FeedForwardConfig
 from headwise.cost.step import operations as ops
 from headwise.cost.step.attention import attend
+from headwise.cost.step.caching import update_latent_cache
 from headwise.cost.step.experts import mix_experts, route_by_sigmoid
 from headwise.cost.step.families.llama import ROTARY_BUFFERS, embed
 from headwise.cost.step.heads import rotate_interleaved, split_heads
@@ -51,7 +52,7 @@ def _attention(run: Run, config: LatentAttentionConfig, weights: Weights, x: Val
         key_turned = rotate_interleaved("key", key_turned, run.cosine, run.sine)
     else:
         query_turned, key_turned = rotate_both(run, query_turned, key_turned)
-    latent, key_turned = run.cache(latent), run.cache(key_turned)
+    latent, key_turned = update_latent_cache(run, config, latent, key_turned)
     query = ops.join("query, rotated", query_plain, query_turned)
     key, value = _expand(config, weights, latent, key_turned)
     attended, attention_weights = attend(run, config, query, key, value)
@@ -83,7 +84,7 @@ DEEPSEEK_V3 = Family(
     _layer,
     ("attention", "feed-forward", "attention norm", "feed-forward norm"),
     parts=frozenset({"interleaved", "gated", "shared expert"}),
-    attention=LatentAttentionConfig,
+    attention=(LatentAttentionConfig,),
     has_experts=True,
     buffers=ROTARY_BUFFERS,
 )

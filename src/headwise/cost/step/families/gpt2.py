@@ -5,6 +5,7 @@ from types import NoneType
 from headwise.config.model import BlockConfig, ModelConfig
 from headwise.cost.step import operations as ops
 from headwise.cost.step.attention import attend
+from headwise.cost.step.caching import update_cache
 from headwise.cost.step.heads import split_heads
 from headwise.cost.step.layers import normalise, project
 from headwise.cost.step.run import Family, Run, Weights, attention_of
@@ -12,7 +13,7 @@ from headwise.cost.step.tape import Value
 
 
 def _embed(run: Run, config: ModelConfig, weights: Weights, inputs: Weights, buffers: Weights) -> Value:
-    batch, seq, width = run.workload.batch, run.workload.seq, config.embed_dim
+    batch, seq, width = run.workload.batch, run.workload.query_len, config.embed_dim
     tokens = ops.embedding("token embeddings", weights["token table"], inputs["token ids"].storage, (batch, seq, width))
     position_ids = run.tape.new("position ids", (1, seq), "int64")
     positions = ops.embedding("position embeddings", weights["position table"], position_ids, (1, seq, width))
@@ -34,13 +35,14 @@ def _layer(run: Run, block: BlockConfig, weights: Weights, x: Value) -> Value:
 
 
 def _attention(run: Run, block: BlockConfig, weights: Weights, x: Value) -> tuple[Value, Value | None]:
-    config, width = attention_of(block), block.attention.embed_dim
+    config = attention_of(block)
+    width = config.num_heads * config.head_dim  # that of the model, or of the heads that one device of several has
     parts = ops.split(project("query, key and value", x, weights, "qkv_proj", outputs=3 * width), (width,) * 3)
     query, key, value = (split_heads(part, config.num_heads, config.head_dim) for part in parts)
     del parts
-    key, value = run.cache(key), run.cache(value)
+    key, value = update_cache(run, config, key, value)
     attended, attention_weights = attend(run, config, query, key, value, softmax="given")
-    attended = project("out_proj output", attended, weights, "out_proj", outputs=width)
+    attended = project("out_proj output", attended, weights, "out_proj", outputs=config.embed_dim)
     return run.dropout("out_proj output", attended, block.dropout_p), attention_weights
 
 

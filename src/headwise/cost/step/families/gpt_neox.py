@@ -4,6 +4,7 @@ from headwise.config.attention import AttentionConfig
 from headwise.config.model import BlockConfig
 from headwise.cost.step import operations as ops
 from headwise.cost.step.attention import attend
+from headwise.cost.step.caching import update_cache
 from headwise.cost.step.families.llama import ROTARY_BUFFERS, embed
 from headwise.cost.step.heads import split_heads
 from headwise.cost.step.layers import feed_forward, normalise, project, rotate_first_part
@@ -34,7 +35,7 @@ def _attention(run: Run, config: AttentionConfig, weights: Weights, x: Value) ->
     query, key, value = ops.split(split_heads(joined, config.num_heads, 3 * config.head_dim), (config.head_dim,) * 3)
     del joined
     query, key = rotate_first_part(run, query, key)
-    key, value = run.cache(key), run.cache(value)
+    key, value = update_cache(run, config, key, value)
     attended, attention_weights = attend(run, config, query, key, value)
     return project("out_proj output", attended, weights, "out_proj"), attention_weights
 

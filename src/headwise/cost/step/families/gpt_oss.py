@@ -3,6 +3,7 @@
 from headwise.config.model import BlockConfig, FeedForwardConfig, ModelConfig
 from headwise.cost.step import operations as ops
 from headwise.cost.step.attention import attend
+from headwise.cost.step.caching import update_cache
 from headwise.cost.step.experts import mix_experts
 from headwise.cost.step.families.llama import ROTARY_BUFFERS, look_up, make_angles
 from headwise.cost.step.layers import normalise, project, project_heads
@@ -35,7 +36,7 @@ def _attention(run: Run, block: BlockConfig, weights: Weights, x: Value) -> tupl
     config = attention_of(block)
     query, key, value = project_heads(x, weights, config)
     query, key = _rotate(run, "query", query), _rotate(run, "key", key)
-    key, value = run.cache(key), run.cache(value)
+    key, value = update_cache(run, config, key, value)
     attended, attention_weights = attend(run, config, query, key, value, softmax="throughout", sink=weights["sink"])
     return project("out_proj output", attended, weights, "out_proj"), attention_weights
 

@@ -16,7 +16,7 @@ from headwise.cost.step.tape import Value
 
 
 def _embed(run: Run, config: ModelConfig, weights: Weights, inputs: Weights, buffers: Weights) -> Value:
-    batch, seq, width = run.workload.batch, run.workload.seq, config.embed_dim
+    batch, seq, width = run.workload.batch, run.workload.query_len, config.embed_dim
     x = ops.embedding("token embeddings", weights["token table"], inputs["token ids"].storage, (batch, seq, width))
     if "position table" in weights:
         position_ids = run.tape.new("position ids", (seq,), "int64")

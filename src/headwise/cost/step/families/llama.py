@@ -12,6 +12,7 @@ from headwise.config.model import BlockConfig, ModelConfig
 from headwise.config.position import Rotary
 from headwise.cost.step import operations as ops
 from headwise.cost.step.attention import attend
+from headwise.cost.step.caching import update_cache
 from headwise.cost.step.experts import (
     mix_experts,
     mix_with_gated_expert,
@@ -44,10 +45,12 @@ def embed(run: Run, config: ModelConfig, weights: Weights, inputs: Weights, buff
 
 def look_up(run: Run, config: ModelConfig, weights: Weights, inputs: Weights, buffers: Weights) -> Value:
     """Look tokens up, scale them where the family does, and drop some."""
-    batch, seq, width = run.workload.batch, run.workload.seq, config.embed_dim
-    x = ops.embedding("token embeddings", weights["token table"], inputs["token ids"].storage, (batch, seq, width))
-    if "embedding scale" in buffers:
-        x = _scale_embeddings(run, x, buffers["embedding scale"])
+    batch, seq, width = run.workload.batch, run.workload.query_len, config.embed_dim
+    table, ids, shape = weights["token table"], inputs["token ids"].storage, (batch, seq, width)
+    factor = buffers.get("embedding scale")
+    if factor is not None and table.dtype != "float32":
+        factor = Value((), run.tape.new("embedding scale, cast", (), table.dtype))
+    x = ops.embedding("token embeddings", table, ids, shape, factor=factor)
     run.held += [x.storage, run.tape.new("position ids", (1, seq), "int64")]
     return run.dropout("embeddings", x, config.embedding_dropout_p)
 
@@ -62,15 +65,9 @@ def _embed_gemma3(run: Run, config: ModelConfig, weights: Weights, inputs: Weigh
     return x
 
 
-def _scale_embeddings(run: Run, x: Value, scale: Value) -> Value:
-    if x.dtype != "float32":
-        scale = Value((), run.tape.new("embedding scale, cast", (), x.dtype))
-    return ops.multiply("embeddings, scaled", x, scale)
-
-
 def make_angles(run: Run, rotary_dim: int, dtype: str) -> None:
     """Make cosines and sines of the angles by which queries and keys are turned."""
-    angles = (1, 1, run.workload.seq, rotary_dim)
+    angles = (1, 1, run.workload.query_len, rotary_dim)
     run.cosine = Value(angles, run.tape.new("rotary cosines", angles, dtype))
     run.sine = Value(angles, run.tape.new("rotary sines", angles, dtype))
 
@@ -106,7 +103,7 @@ def _attention(run: Run, config: AttentionConfig, weights: Weights, x: Value) ->
     if config.position is not None:
         rotate = rotate_first_part if run.family is PHI3 else rotate_both
         query, key = rotate(run, query, key)
-    key, value = run.cache(key), run.cache(value)
+    key, value = update_cache(run, config, key, value)
     attended, attention_weights = attend(run, config, query, key, value)
     return project("out_proj output", attended, weights, "out_proj"), attention_weights
 

@@ -1,0 +1,92 @@
+"""What a fit is about: MODEL's config where it has one, and who tells the memory of its steps."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from headwise.api.prediction import NO_CLOSED_FORM
+from headwise.api.subject import find_content, find_name, find_on_paper, load
+from headwise.api.summary import default_seq
+from headwise.config.model import ModelConfig
+from headwise.cost.planning.closed_form import ClosedForm
+from headwise.cost.planning.setup import Predictor, Setup
+from headwise.errors import HeadwiseError, UnknownArchitectureError, UnsupportedError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+TRACED = "Steps are traced instead: the module's own code runs without numbers, and only some changes can be tried."
+
+
+@dataclass(frozen=True, eq=False)
+class FitSubject:
+    """A model as far as a fit needs it: its config, what its config.json says, or the module; each may be missing."""
+
+    name: str
+    source: str
+    config: ModelConfig | None
+    content: Mapping[str, Any] | None = None
+    module: "nn.Module | None" = None
+    notes: tuple[str, ...] = field(default=())
+
+    def predictor_of(self, setup: Setup) -> tuple[Predictor, tuple[str, ...]]:
+        """Return who tells the memory of a step of this model: the closed form, or a trace with notes that say why.
+
+        Raises:
+            HeadwiseError: there is no closed form of the step, and nothing to trace.
+        """
+        if self.config is None:
+            return self._traced(), (TRACED,)
+        closed_form = ClosedForm()
+        try:
+            closed_form.step(setup)
+        except UnsupportedError:
+            if setup.sharding is not None or (self.content is None and self.module is None):
+                raise
+            return self._traced(), (NO_CLOSED_FORM.format(self.config.model_type), TRACED)
+        return closed_form, ()
+
+    def _traced(self) -> Predictor:
+        from headwise.api.traced_fit import Traced
+
+        subject = self.content if self.module is None else self.module
+        assert subject is not None
+        return Traced(subject, self.name, config=self.config)
+
+
+def find_subject(model: Any, *, head: bool) -> FitSubject:
+    """Find out what a MODEL is, from paper where that is enough.
+
+    Args:
+        model: MODEL, in any form of the command line, or a ModelConfig or a module in hand.
+        head: read a bare model as its family's language model.
+
+    Raises:
+        HeadwiseError: MODEL cannot be found or read.
+    """
+    if model is None:
+        raise HeadwiseError("model must be a MODEL, a ModelConfig or a module; got None")
+    try:
+        paper = find_on_paper(model, kinds=("preset", "config", "checkpoint"), head=head)
+    except UnknownArchitectureError:
+        content = find_content(model)
+        if content is None:
+            raise
+        return FitSubject(find_name(model), os.fspath(model), None, content)
+    if paper is not None:
+        config, source = paper
+        content = find_content(model) if not isinstance(model, ModelConfig) else None
+        return FitSubject(config.name, source, config, content)
+    loaded, source = load(model)
+    return FitSubject(loaded.name, source, loaded.config, module=loaded.module, notes=loaded.notes)
+
+
+def length_of(subject: FitSubject, seq: int | None) -> int:
+    """Return the length to reckon with: `seq`, else an image's tokens, else the smaller of 512 and the positions."""
+    config, content = subject.config, subject.content
+    if config is not None and config.patches:
+        return config.patches.num_tokens if seq is None else seq
+    if seq is not None:
+        return seq
+    return default_seq({"max_position_embeddings": config.max_positions} if config is not None else content or {})

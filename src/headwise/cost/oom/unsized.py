@@ -1,0 +1,87 @@
+"""What tells that memory ran out without saying for how much: drivers, libraries, the shell and the kernel."""
+
+import re
+
+from headwise.cost.oom.results import OomMessage
+from headwise.results import BYTES_PER_KIB
+
+KILLED = "a process killed from outside (SIGKILL): the kernel's out-of-memory killer, a container's limit or a person"
+KERNEL = "the kernel's or the container's out-of-memory killer"
+
+# What the squeezed text holds, the backend, and what says so; of two at the same place, the first.
+_LIBRARIES = (
+    ("cublas_status_alloc_failed", "cuda", "cuBLAS: CUBLAS_STATUS_ALLOC_FAILED"),
+    ("cudnn_status_alloc_failed", "cuda", "cuDNN: CUDNN_STATUS_ALLOC_FAILED"),
+    ("cusolver_status_alloc_failed", "cuda", "cuSOLVER: CUSOLVER_STATUS_ALLOC_FAILED"),
+    ("cusparse_status_alloc_failed", "cuda", "cuSPARSE: CUSPARSE_STATUS_ALLOC_FAILED"),
+    ("cufft_alloc_failed", "cuda", "cuFFT: CUFFT_ALLOC_FAILED"),
+    ("hipblas_status_alloc_failed", "hip", "hipBLAS: HIPBLAS_STATUS_ALLOC_FAILED"),
+    ("miopenstatusallocfailed", "hip", "MIOpen: miopenStatusAllocFailed"),
+    ("cudaerror:outofmemory", "cuda", "CUDA driver or runtime: out of memory"),
+    ("cudaruntimeerror(2):outofmemory", "cuda", "CUDA runtime error (2), torch before 1.2"),
+    ("cuda_error_out_of_memory", "cuda", "CUDA driver: CUDA_ERROR_OUT_OF_MEMORY"),
+    ("cudaerrormemoryallocation", "cuda", "CUDA runtime: cudaErrorMemoryAllocation"),
+    ("cudafailureoutofmemory", "cuda", "NCCL: Cuda failure 'out of memory'"),
+    ("cudafailure2outofmemory", "cuda", "NCCL: Cuda failure 2 'out of memory'"),
+    ("hiperror:outofmemory", "hip", "HIP driver or runtime: out of memory"),
+    ("hiperroroutofmemory", "hip", "HIP runtime: hipErrorOutOfMemory"),
+    ("error_out_of_device_memory", "xpu", "oneAPI Level Zero: out of device memory"),
+    ("kiogpucommandbuffercallbackerroroutofmemory", "mps", "Metal: command buffer out of memory"),
+    ("posix_memalign(&data,galignment,nbytes)==0.12vs0", "cpu", "CPU allocator, Linux, torch 1.0 and 1.1"),
+    ("std::bad_alloc", "cpu", "C++ library: std::bad_alloc"),
+    ("outofsharedmemory", "cpu", "a worker of a DataLoader: out of shared memory"),
+    ("cudaoutofmemory", "cuda", "CUDA caching allocator, cut short"),
+    ("hipoutofmemory", "hip", "HIP caching allocator, cut short"),
+    ("xpuoutofmemory", "xpu", "XPU caching allocator, cut short"),
+    ("npuoutofmemory", "npu", "NPU caching allocator, cut short"),
+    ("mpsbackendoutofmemory", "mps", "MPS allocator, cut short"),
+    ("wouldexceedallowedmemory", "cuda", "CUDA's asynchronous allocator, cut short"),
+    ("torch.cuda.outofmemoryerror", "cuda", "torch.cuda.OutOfMemoryError without its text"),
+    ("torch.outofmemoryerror", "cuda", "torch.OutOfMemoryError without its text"),
+)
+_KERNEL_SIGNS = ("outofmemory:killedprocess", "oom-kill", "oom_kill", "oomkilled", "memorycgroupoutofmemory")
+_KILLED_SIGNS = (
+    "exitcode137",
+    "exitcode:137",
+    "exitcode:-9",
+    "exitcode-9",
+    "exitstatus137",
+    "code=137",
+    "sigkill",
+    "signal9",
+    "bysignal:killed",
+)
+# What a shell writes of its own: "Killed", "zsh: killed  python train.py", "run.sh: line 3: 123 Killed  python x.py"
+_KILLED_LINE = re.compile(
+    r"^[ \t]*(?:\S{1,80}: (?:line \d{1,9}: {0,9}\d{1,9} {1,40})?[Kk]illed\b[^\n]{0,200}|Killed)[ \t\r]*$", re.MULTILINE
+)
+_RESIDENT = re.compile(r"anon-rss:(\d{1,15})kb")
+
+
+def find_unsized(text: str, squeezed: str) -> OomMessage | None:
+    """Return the first message without a size: of a driver or library, else of a process that was killed."""
+    found = [
+        (position, number, backend, wording)
+        for number, (sign, backend, wording) in enumerate(_LIBRARIES)
+        if (position := squeezed.find(sign)) >= 0
+    ]
+    if found:
+        _, _, backend, wording = min(found)
+        return _message(backend, wording)
+    if any(sign in squeezed for sign in _KERNEL_SIGNS):
+        resident = _RESIDENT.search(squeezed)
+        return _message("cpu", KERNEL, int(resident[1]) * BYTES_PER_KIB if resident else None)
+    if any(sign in squeezed for sign in _KILLED_SIGNS) or _KILLED_LINE.search(text):
+        return _message("cpu", KILLED)
+    return None
+
+
+def _message(backend: str, wording: str, process_bytes: int | None = None) -> OomMessage:
+    return OomMessage(
+        backend=backend,  # type: ignore[arg-type]
+        wording=wording,
+        requested_text=None,
+        requested_low_bytes=None,
+        requested_high_bytes=None,
+        process_bytes=process_bytes,
+    )

@@ -1,0 +1,55 @@
+"""plan: everything that fit says of a setup on a device, in one call."""
+
+from dataclasses import dataclass
+
+from headwise.cost.planning.limits import largest_batch, largest_seq
+from headwise.cost.planning.path import find_paths
+from headwise.cost.planning.rank import list_changes
+from headwise.cost.planning.results import Change, Path
+from headwise.cost.planning.setup import Predictor, Setup
+from headwise.cost.planning.verdict import Judge
+from headwise.cost.results import Device, FitVerdict, Ledger
+from headwise.results import Result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned(Result):
+    """What planning says of one setup.
+
+    `verdict`: whether it fits; its `reserved_bytes` are those of a replay, None where none was possible. `ledger`:
+    every tensor. `changes`: every single change, ranked. `paths`: the shortest lists of changes that make it fit, best
+    first; empty where it fits, or where none was found. `largest_batch`, `largest_seq`: that fit, the other as it is;
+    0: none; `largest_seq` None: the model reads images, whose length is fixed.
+    """
+
+    verdict: FitVerdict
+    ledger: Ledger
+    changes: tuple[Change, ...]
+    paths: tuple[Path, ...]
+    largest_batch: int
+    largest_seq: int | None
+
+
+def plan(predictor: Predictor, setup: Setup, device: Device, *, num_devices: int = 8) -> Planned:
+    """Judge a setup, and list what would change it.
+
+    Args:
+        predictor: tells memory and FLOPs of setups.
+        setup: the step.
+        device: what it should fit.
+        num_devices: over how many devices the shardings among the changes spread it.
+
+    Raises:
+        HeadwiseError: the predictor cannot tell the setup.
+    """
+    judge = Judge(predictor, device)
+    verdict = judge.with_reserved(setup)
+    changes = list_changes(predictor, setup, device, num_devices=num_devices, judge=judge)
+    return Planned(
+        verdict=verdict,
+        ledger=predictor.ledger(setup),
+        changes=changes,
+        paths=find_paths(predictor, setup, device, changes, num_devices=num_devices, judge=judge),
+        largest_batch=largest_batch(predictor, setup, device, judge=judge),
+        largest_seq=largest_seq(predictor, setup, device, judge=judge),
+    )

@@ -1,0 +1,136 @@
+"""Why a change frees nothing, or less than one would think: read off the ledgers before and after it."""
+
+from headwise.config.attention import AttentionConfig
+from headwise.config.latent import LatentAttentionConfig
+from headwise.cost.planning.moments import describe_moment
+from headwise.cost.planning.setup import Predictor, Setup
+from headwise.cost.results import Ledger, LedgerEntry
+from headwise.cost.step.layer_kernel import kernel_of
+from headwise.errors import HeadwiseError
+from headwise.kernels import KernelChoice
+from headwise.results import format_bytes
+
+LITTLE_PERCENT = 1
+"""A change that frees less than this share of the peak is said to free little, and why."""
+
+MAX_EXPLAINED_LAYERS = 1000
+"""Beyond, ledgers are not compared: they have a million tensors."""
+
+
+def kernel_choice(setup: Setup) -> KernelChoice | None:
+    """Return torch's kernel for the first layer that attends; None with eager attention, or where it is not known."""
+    if setup.workload.attention != "sdpa" or setup.config is None:
+        return None
+    for block, _ in setup.config.block_groups:
+        if isinstance(block.attention, AttentionConfig | LatentAttentionConfig):
+            return kernel_of(setup.config.model_type, block.attention, setup.workload)
+    return None
+
+
+def why(predictor: Predictor, before: Setup, after: Setup, *, is_enough: bool) -> str | None:
+    """Say why a change frees little, or what the rest is; None where it does what one would expect.
+
+    Args:
+        predictor: tells the ledgers.
+        before, after: the setup without and with the change.
+        is_enough: the step fits with the change: then it is said of no other peak that it remains.
+    """
+    sentences = []
+    if text := _other_kernel(before, after):
+        sentences.append(text)
+    peak_before, peak_after = predictor.step(before), predictor.step(after)
+    freed_bytes = peak_before.peak_bytes - peak_after.peak_bytes
+    is_little = 100 * freed_bytes < LITTLE_PERCENT * peak_before.peak_bytes
+    is_other = peak_before.peak_moment != peak_after.peak_moment
+    has_moved = not is_enough and (is_other or before.workload.checkpoint != after.workload.checkpoint)
+    is_deep = before.config is not None and before.config.num_layers > MAX_EXPLAINED_LAYERS
+    if (is_little or has_moved) and not is_deep:
+        old, new = predictor.ledger(before), predictor.ledger(after)
+        if is_little:
+            sentences.append(_frees_little(before, after, old, new))
+        else:
+            sentences.append(f"then the peak is at {_peak_in_words(after, new)}")
+    return "; ".join(sentences) or None
+
+
+def _other_kernel(before: Setup, after: Setup) -> str | None:
+    """Say that torch falls back to its quadratic kernel with the change, and why; or that it no longer does."""
+    choice, earlier = kernel_choice(after), kernel_choice(before)
+    if choice is None or (earlier is not None and earlier.is_fused == choice.is_fused):
+        return None
+    if not choice.is_fused:
+        memory = choice.memory.partition(":")[0]
+        return f'torch takes its "{choice.name}" kernel, memory {memory}: {"; ".join(choice.reasons)}'
+    return None if earlier is None else f'torch then takes its "{choice.name}" kernel in place of "{earlier.name}"'
+
+
+def _frees_little(before: Setup, after: Setup, old: Ledger, new: Ledger) -> str:
+    """Say what the change makes smaller, when that is alive, and what fills the peak instead."""
+    peak = _peak_in_words(after, new)
+    if after.workload.checkpoint != before.workload.checkpoint:
+        choice = kernel_choice(after)
+        if after.workload.checkpoint == "selective" and choice is not None and choice.is_fused:
+            no_scores = f'the fused kernel ("{choice.name}") has kept no scores, so there are none to drop'
+            return f"{no_scores}; the peak is at {peak}"
+    label, most = _most_freed(old, new)
+    if most <= 0:
+        grown = new.bytes_at(new.peak) - old.bytes_at(old.peak)
+        more = f"it takes {format_bytes(grown)} more" if grown > 0 else "it makes no tensor of the step smaller"
+        return f"{more}; the peak is at {peak}"
+    if label == new.moments[new.peak]:
+        return f"all it frees is {format_bytes(most)}; the peak is at {peak}"
+    freed = max(0, old.bytes_at(old.peak) - new.bytes_at(new.peak))
+    elsewhere = f"it frees {format_bytes(most)} at {describe_moment(label, after.config)}"
+    return f"{elsewhere}, but {format_bytes(freed) if freed else 'nothing'} of the peak at {peak}"
+
+
+def _most_freed(old: Ledger, new: Ledger) -> tuple[str, int]:
+    """Return the moment at which a change frees most, and the bytes."""
+    after = dict(zip(new.moments, new.bytes_by_moment, strict=True))
+    freed = [
+        (before - after[label], label)
+        for label, before in zip(old.moments, old.bytes_by_moment, strict=True)
+        if label in after
+    ]
+    most, label = max(freed, default=(0, ""))
+    return label, most
+
+
+def _peak_in_words(setup: Setup, ledger: Ledger) -> str:
+    """Name the moment of the peak, its bytes, and what fills it."""
+    moment = describe_moment(ledger.moments[ledger.peak], setup.config)
+    groups = _largest_groups(ledger)
+    total = format_bytes(ledger.bytes_at(ledger.peak))
+    return f"{moment}, where {', '.join(groups)} are among {total}"
+
+
+def _largest_groups(ledger: Ledger, n: int = 3) -> list[str]:
+    """Name the tensors that fill the peak most, those of one name and size together."""
+    groups: dict[tuple[str, tuple[int, ...]], list[LedgerEntry]] = {}
+    for entry in ledger.alive(ledger.peak):
+        groups.setdefault((_class_of(entry), entry.shape if entry.kind not in _STANDING else ()), []).append(entry)
+    largest = sorted(groups.items(), key=lambda item: -sum(entry.bytes for entry in item[1]))[:n]
+    return [_describe_group(name, entries) for (name, _), entries in largest]
+
+
+_STANDING = {"parameter": "weights", "gradient": "gradients", "optimizer": "optimizer states"}
+
+
+def _class_of(entry: LedgerEntry) -> str:
+    return _STANDING.get(entry.kind, entry.name)
+
+
+def _describe_group(name: str, entries: list[LedgerEntry]) -> str:
+    total = format_bytes(sum(entry.bytes for entry in entries))
+    if entries[0].kind in _STANDING:
+        return f"{name} of {total}"
+    count = f"{len(entries)} x " if len(entries) > 1 else ""
+    return f"{count}{name} {entries[0].shape} {entries[0].dtype}, {total}"
+
+
+def refusal(error: HeadwiseError, before: Setup, after: Setup | None) -> str:
+    """Return the text of an error as the reason why a change cannot be made, or cannot be told."""
+    reason = str(error).strip().splitlines()[0]
+    if after is not None and before.config is not None and after.config != before.config:
+        return f"the implementation of {before.config.model_type!r} has no such layers ({reason})"
+    return reason

@@ -1,0 +1,126 @@
+"""sweep_sizes: a step over a grid of batches and lengths, and the edge of what fits."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from headwise.config.checks import MAX_SIZE, shown
+from headwise.cost.planning.limits import largest_seq, with_length
+from headwise.cost.planning.results import FrontierPoint, Sweep, SweepPoint
+from headwise.cost.planning.setup import Predictor, Setup
+from headwise.cost.planning.verdict import Judge
+from headwise.cost.results import Device
+from headwise.cost.workload import MAX_TOKENS
+from headwise.errors import ConfigError
+
+MAX_POINTS = 400
+AXES = ("batch", "seq")
+MAX_TEXT = 400  # characters of a range
+
+
+def sweep_sizes(
+    predictor: Predictor,
+    setup: Setup,
+    device: Device,
+    batches: tuple[int, ...] = (),
+    seqs: tuple[int, ...] = (),
+    *,
+    judge: Judge | None = None,
+) -> Sweep:
+    """Predict a step at every batch with every length, and for each batch find the largest length that fits.
+
+    A length beyond the model's position table is reckoned with a longer table.
+
+    Args:
+        predictor: tells the memory.
+        setup: all else of the step.
+        device: what it should fit.
+        batches: texts a pass, rising. Default: the setup's own.
+        seqs: tokens a text, rising; an image's length is fixed. Default: the setup's own.
+        judge: of that device, with what it has judged. Default: a new one.
+
+    Raises:
+        ConfigError: more than `MAX_POINTS` points, or another length than an image's.
+        HeadwiseError: the predictor cannot tell the setup.
+    """
+    batches, seqs = batches or (setup.workload.batch,), seqs or (setup.workload.seq,)
+    if len(batches) * len(seqs) > MAX_POINTS:
+        raise ConfigError(
+            f"a sweep must have at most {MAX_POINTS} points; got {len(batches)} batches x {len(seqs)} lengths"
+        )
+    patches = setup.config.patches if setup.config is not None else None
+    if patches is not None and seqs != (patches.num_tokens,):
+        raise ConfigError(
+            f"a length must be an image's {patches.num_tokens} tokens; got {', '.join(map(str, seqs[:5]))}"
+        )
+    judge = judge or Judge(predictor, device)
+    points = []
+    for batch in batches:
+        for seq in seqs:
+            verdict = judge(_at(setup, batch, seq))
+            points.append(SweepPoint(batch=batch, seq=seq, peak_bytes=verdict.peak_bytes, fits=verdict.fits))
+    return Sweep(points=tuple(points), frontier=tuple(_edge(judge, setup, batch) for batch in batches))
+
+
+def _at(setup: Setup, batch: int, seq: int) -> Setup:
+    longer = setup if seq == setup.workload.seq else with_length(setup, seq)
+    return replace(longer, workload=replace(longer.workload, batch=batch))
+
+
+def _edge(judge: Judge, setup: Setup, batch: int) -> FrontierPoint:
+    at_batch = replace(setup, workload=replace(setup.workload, batch=batch))
+    largest = largest_seq(judge.predictor, at_batch, judge.device, judge=judge)
+    if largest is None:  # images
+        is_enough = judge.fits(at_batch) == "yes"
+        return FrontierPoint(batch=batch, largest_seq=setup.workload.seq if is_enough else None, is_limit=is_enough)
+    is_limit = largest == min(MAX_SIZE, MAX_TOKENS // batch)
+    return FrontierPoint(batch=batch, largest_seq=largest or None, is_limit=is_limit)
+
+
+def parse_axes(texts: Sequence[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Read the axes of a sweep, "batch=1..64" and "seq=512,1024": its batches and its lengths, () for one left out.
+
+    Raises:
+        ConfigError: an axis has another name or comes twice, or its sizes cannot be read.
+    """
+    axes: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, sign, sizes = text.partition("=") if isinstance(text, str) else ("", "", "")
+        name = name.strip()
+        if not sign or name not in AXES:
+            raise ConfigError(f'a sweep must go over batch or seq, as in "batch=1..64"; got {shown(text)}')
+        if name in axes:
+            raise ConfigError(f"a sweep must name {name} once; got {shown(text)} beside another")
+        axes[name] = parse_range(sizes)
+    return axes.get("batch", ()), axes.get("seq", ())
+
+
+def parse_range(text: str) -> tuple[int, ...]:
+    """Read the sizes of a sweep: "1..64" doubles from 1 to 64, "1,2,8" is a list, "8" one size.
+
+    A range that no doubling ends at ends with its last number all the same: "512..3000" is 512, 1024, 2048, 3000.
+
+    Raises:
+        ConfigError: the text is none of these, a size is not a whole number above 0, or a range falls.
+    """
+    if not isinstance(text, str) or not text.strip() or len(text) > MAX_TEXT:
+        raise ConfigError(f'a range must be written as "1..64" or "1,2,8"; got {shown(text)}')
+    first, dots, last = text.partition("..")
+    if not dots:
+        return tuple(sorted({_size(part, text) for part in text.split(",")}))
+    low, high = _size(first, text), _size(last, text)
+    if low > high:
+        raise ConfigError(f"a range must rise; got {shown(text)}")
+    sizes = [low]
+    while 2 * sizes[-1] < high:
+        sizes.append(2 * sizes[-1])
+    return tuple(sizes) if sizes[-1] == high else (*sizes, high)
+
+
+def _size(part: str, text: str) -> int:
+    digits = part.strip()
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= len(str(MAX_SIZE))):
+        raise ConfigError(f'a range must be whole numbers as in "1..64" or "1,2,8"; got {shown(text)}')
+    size = int(digits)
+    if not 1 <= size <= MAX_SIZE:
+        raise ConfigError(f"a size must be between 1 and {MAX_SIZE}; got {shown(text)}")
+    return size

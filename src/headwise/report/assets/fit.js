@@ -1,0 +1,4 @@
+startTheme();
+byId("no-script")?.remove();
+startTimeline();
+startChanges();

@@ -1,0 +1,174 @@
+"""The largest batch and length: they fit, one more does not, and nothing larger does."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headwise.config.presets import preset
+from headwise.cost.devices import DEVICES
+from headwise.cost.planning.closed_form import ClosedForm
+from headwise.cost.planning.limits import find_largest, largest_batch, largest_seq, with_length
+from headwise.cost.planning.setup import Setup
+from headwise.cost.planning.verdict import Judge
+from headwise.cost.results import Device, StepMemory
+from headwise.cost.workload import MAX_TOKENS, Workload
+from headwise.errors import UnsupportedError
+
+GIB = 2**30
+CPU = Device(name="here", description="a machine", memory_bytes=16 * GIB, kind="cpu", source="-", date="2026-01-01")
+BERT = preset("bert-base")
+
+
+class Formula:
+    """A step whose peak is a formula of its batch and length; what it reserves is a share more."""
+
+    def __init__(self, peak, holes=0.03, longest=None):
+        self.peak, self.holes, self.longest = peak, holes, longest
+        self.num_steps = self.num_replays = 0
+
+    def step(self, setup):
+        self.num_steps += 1
+        if self.longest is not None and setup.workload.seq > self.longest:
+            raise UnsupportedError("too long")
+        peak = self.peak(setup.workload.batch, setup.workload.seq)
+        return StepMemory(parameter_bytes=0, saved_bytes=0, peak_bytes=peak, peak_moment="loss")
+
+    def reserved(self, setup, capacity_bytes=None):
+        self.num_replays += 1
+        reserved = int(self.step(setup).peak_bytes * (1 + self.holes))
+        return None if capacity_bytes is not None and reserved > capacity_bytes else reserved
+
+    def ledger(self, setup):
+        raise AssertionError("a limit needs no ledger")
+
+    def flops(self, setup):
+        raise AssertionError("a limit needs no FLOPs")
+
+
+def at(batch=1, seq=1, config=BERT):
+    return Setup(config=config, workload=Workload(batch=batch, seq=seq))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    standing=st.integers(0, 30 * GIB),
+    each=st.integers(2**10, GIB),
+    start=st.sampled_from([1, 7, 64, 5000]),
+    power=st.sampled_from([1, 2]),
+    memory_gib=st.integers(4, 40),
+)
+def test_the_largest_length_is_the_largest_that_bounds_say_fits(standing, each, start, power, memory_gib):
+    device = replace(CPU, memory_bytes=memory_gib * GIB)
+    predictor = Formula(lambda batch, seq: standing + each * seq**power)
+    largest = largest_seq(predictor, at(seq=start), device)
+    judge = Judge(predictor, device)
+    if largest:
+        assert judge.fits(with_length(at(), largest)) == "yes"
+    assert judge.fits(with_length(at(), largest + 1)) != "yes"
+    assert predictor.num_steps <= 64 + 40
+
+
+@settings(max_examples=15, deadline=None)
+@given(each=st.integers(2**27, GIB), holes=st.floats(0, 0.12), start=st.sampled_from([1, 8, 50]))
+def test_replays_find_the_largest_batch_where_there_are_few(each, holes, start):
+    device = DEVICES["v100-32gb"]
+    predictor = Formula(lambda batch, seq: each * batch, holes=holes)
+    largest = largest_batch(predictor, at(batch=start, config=replace(BERT, blocks=BERT.blocks[:1])), device)
+    assert predictor.num_replays <= 4
+    judge = Judge(predictor, device, max_replayed_layers=2**20)
+    assert largest == 0 or judge.fits(at(batch=largest)) == "yes"
+    truth = next(batch for batch in range(1, 400) if judge.fits(at(batch=batch)) != "yes") - 1
+    assert truth - max(1, truth // 8) <= largest <= truth
+
+
+@pytest.mark.parametrize("power", [20, 22, 24])
+def test_replays_end_also_where_the_first_guess_is_far_off(power):
+    """Holes of 12 % where 2 % are usual, and thousands of sizes between the bounds."""
+    device = DEVICES["v100-32gb"]
+    predictor = Formula(lambda batch, seq: 2**power * batch, holes=0.12)
+    config = replace(BERT, blocks=BERT.blocks[:1])
+    largest = largest_batch(predictor, at(config=config), device)
+    assert predictor.num_replays <= 4
+    judge = Judge(predictor, device, max_replayed_layers=2**20)
+    by_bounds = find_largest(
+        lambda batch: at(batch=batch, config=config),
+        Judge(predictor, replace(device, kind="cpu")),
+        start=1,
+        limit=2**20,
+    )
+    assert judge.fits(at(batch=largest, config=config)) == "yes"
+    assert 0.8 * by_bounds < largest < 1.2 * by_bounds
+
+
+def test_what_never_ends_is_bounded():
+    predictor = Formula(lambda batch, seq: 1)
+    assert largest_batch(predictor, at(seq=1024), CPU) == MAX_TOKENS // 1024
+    assert largest_seq(predictor, at(batch=1024), CPU) == MAX_TOKENS // 1024
+    assert largest_batch(predictor, at(), CPU) == 2**31 - 1
+    assert largest_batch(predictor, at(batch=4), CPU, limit=3) == 3
+
+
+def test_what_cannot_be_told_does_not_fit_but_the_least_must_be_told():
+    assert largest_seq(Formula(lambda batch, seq: seq, longest=777), at(seq=5), CPU) == 777
+    with pytest.raises(UnsupportedError, match="too long"):
+        largest_seq(Formula(lambda batch, seq: seq, longest=0), at(seq=5), CPU)
+
+
+def test_a_step_whose_smallest_size_is_too_much_has_none():
+    for device in (CPU, DEVICES["t4"]):
+        predictor = Formula(lambda batch, seq: 2**40)
+        assert largest_batch(predictor, at(batch=64), device) == 0
+        assert predictor.num_replays == 0
+
+
+def test_an_image_has_one_length():
+    vit = preset("vit-b-16")
+    assert largest_seq(ClosedForm(), at(seq=197, config=vit), CPU) is None
+
+
+@pytest.mark.parametrize("device", [CPU, DEVICES["t4"]], ids=lambda device: device.name)
+@pytest.mark.parametrize("workload", [{}, {"attention": "eager", "checkpoint": "full"}], ids=str)
+def test_limits_of_a_real_model_fit_and_one_more_does_not(device, workload):
+    gpt2 = preset("gpt2")
+    config = replace(gpt2, blocks=gpt2.blocks[:3])
+    step = Workload(batch=5, seq=2048, device=device.step_device, **workload)
+    setup = Setup(config=with_length(Setup(config=config, workload=step), 2048).config, workload=step)
+    predictor = ClosedForm()
+    judge = Judge(predictor, device, max_replayed_layers=10_000)
+    batch = largest_batch(predictor, setup, device)
+    assert batch > 1
+    assert judge.fits(replace(setup, workload=replace(step, batch=batch))) == "yes"
+    assert judge.fits(replace(setup, workload=replace(step, batch=batch + 1))) != "yes"
+    seq = largest_seq(predictor, setup, device)
+    assert seq > 256
+    assert judge.fits(with_length(setup, seq)) == "yes"
+    assert judge.fits(with_length(setup, seq + max(1, seq // 32))) != "yes"
+    if device is CPU:
+        assert judge.fits(with_length(setup, seq + 1)) != "yes"
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-3.2-1b"])
+@pytest.mark.parametrize("workload", [{}, {"precision": "amp-bf16"}, {"checkpoint": "full"}], ids=str)
+def test_the_peak_never_shrinks_with_the_batch_or_the_length(name, workload):
+    predictor, config = ClosedForm(), preset(name)
+    config = replace(config, blocks=config.blocks[:2])
+
+    def peak(batch, seq):
+        setup = Setup(config=config, workload=Workload(batch=batch, seq=seq, **workload))
+        return predictor.step(with_length(setup, seq)).peak_bytes
+
+    sizes = (2, 3, 16, 63, 64, 65, 513, 2048)
+    for one, more in pairwise(sizes):
+        assert peak(one, 100) <= peak(more, 100)
+        assert peak(2, one) <= peak(2, more)
+
+
+def test_a_search_tries_few_sizes():
+    predictor = Formula(lambda batch, seq: GIB + 3 * 2**20 * batch)
+    judge = Judge(predictor, CPU)
+    largest = find_largest(lambda batch: at(batch=batch), judge, start=1, limit=2**31 - 1)
+    assert largest > 3000
+    assert judge.num_judged < 32
