@@ -85,7 +85,7 @@ class Search:
             for cluster in suspect.step.clusters:
                 trials = self._trials_of(cluster.pattern)
                 if trials and cluster.moment == "loading":
-                    self._weigh_loading(suspect, cluster)
+                    self._weigh_loading(suspect, cluster, trials)
                 elif trials:
                     found.append((suspect, cluster, trials))
                     self._weigh_unusual(suspect, cluster, trials)
@@ -154,16 +154,19 @@ class Search:
             own = trials[one.birth.pattern]
             self._add(suspect, one.birth, own.pair, suspect.prior * own.prior * one.weight, one.before)
 
-    def _weigh_loading(self, suspect: Suspect, cluster: Cluster) -> None:
-        """Weigh weights and inputs, which come before the first step."""
+    def _weigh_loading(self, suspect: Suspect, cluster: Cluster, trials: Sequence[Trial]) -> None:
+        """Weigh weights, inputs and caches, which come before the step."""
         step, observed = suspect.step, self._message.allocated_bytes
-        pair = self._trials_of(cluster.pattern)[0].pair
-        batch, seq = pair.batch or 1, pair.seq or 1
-        share = cluster.pattern.bytes_at(batch, seq) / value_at(step.total, batch, seq)
-        for birth in cluster.births:
-            before, growth = value_at(birth.before, batch, seq), value_at(birth.growth, batch, seq)
-            weight = share * birth.times if observed is None else density(observed, before, growth, birth.times)
-            self._add(suspect, birth, pair, _LOADING * suspect.prior * pair.prior * weight, before)
+        tried: dict[Pair, Trial] = {}
+        for trial in trials:
+            if suspect.has_seq(trial.pair.seq):
+                tried.setdefault(trial.pair, trial)
+        for pair, (_, batch, seq, _) in list(tried.items())[:MAX_REFINED]:
+            share = cluster.pattern.bytes_at(batch, seq) / value_at(step.total, batch, seq)
+            for birth in cluster.births:
+                before, growth = value_at(birth.before, batch, seq), value_at(birth.growth, batch, seq)
+                weight = share * birth.times if observed is None else density(observed, before, growth, birth.times)
+                self._add(suspect, birth, pair, _LOADING * suspect.prior * pair.prior * weight, before)
 
     def _weigh_unusual(self, suspect: Suspect, cluster: Cluster, trials: Sequence[Trial]) -> None:
         """Weigh tensors of a fixed size in steps of unusual batches.

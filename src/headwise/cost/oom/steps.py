@@ -56,7 +56,7 @@ Attention = Literal["sdpa", "eager"]
 Checkpoint = Literal["none", "selective", "full"]
 
 # How often steps are of each kind, as far as nothing says which: judgement, not measurement.
-_PHASES: tuple[tuple[Phase, float], ...] = (("train", 0.7), ("prefill", 0.3))
+_PHASES: tuple[tuple[Phase, float], ...] = (("train", 0.65), ("prefill", 0.25), ("decode", 0.1))
 _PHASES_OF_ENCODERS: tuple[tuple[Phase, float], ...] = (("train", 0.85), ("prefill", 0.15))
 _PRECISIONS: tuple[tuple[Precision, float], ...] = (("fp32", 0.35), ("bf16", 0.35), ("amp-bf16", 0.3))
 _PRECISIONS_BEFORE_AMPERE: tuple[tuple[Precision, float], ...] = (("fp32", 0.35), ("fp16", 0.35), ("amp-fp16", 0.3))

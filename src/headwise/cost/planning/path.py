@@ -91,7 +91,7 @@ class _Found:
 
 
 def _best(found: list[_Found]) -> tuple[Path, ...]:
-    return tuple(one.path for one in found[:MAX_PATHS])
+    return tuple(one.path for one in sorted(found, key=lambda one: one.order)[:MAX_PATHS])
 
 
 class _Search:

@@ -8,9 +8,6 @@ from headwise.cost.planning.limits import largest_batch, largest_seq, with_lengt
 from headwise.cost.planning.option import Made, Option, Place
 from headwise.cost.planning.setup import Setup
 
-KEYS = ("accumulate", "batch", "seq")
-"""The changes of this file: how many texts and tokens a step has, and in how many passes."""
-
 
 def list_size_changes() -> Iterator[Option]:
     """Give every change of the size of a step."""
