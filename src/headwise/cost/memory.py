@@ -9,7 +9,7 @@ from headwise.config.model import ModelConfig
 from headwise.cost.reserved import predict_reserved
 from headwise.cost.results import Kind, Ledger, LedgerEntry, StepMemory, bytes_at_moments
 from headwise.cost.step.play import Play, play_step
-from headwise.cost.step.repeat import RepeatedStep
+from headwise.cost.step.repeat import repeated_step
 from headwise.cost.workload import Workload
 
 
@@ -34,7 +34,7 @@ def predict_ledger(config: ModelConfig, workload: Workload, *, play: Play = play
         ConfigError: the loss needs a language-model head, or `lora` a projection, that the config has not; an encoder
             is to decode; or more layers are frozen than there are, or all that could learn.
     """
-    step = RepeatedStep(config, workload, play)
+    step = repeated_step(config, workload, play)
     entries = []
     for life in step.lives:
         for shift in step.shifts(life.layer):
@@ -68,7 +68,7 @@ def predict_step(
     Raises:
         UnsupportedError, ConfigError: as of `predict_ledger`; with `with_reserved` also for too many layers.
     """
-    step = RepeatedStep(config, workload, play)
+    step = repeated_step(config, workload, play)
     totals: Counter[Kind] = Counter()
     alike: Counter[tuple[int | None, int, int | None]] = Counter()
     for life in step.lives:

@@ -32,4 +32,5 @@ def test_the_roundest_numbers_of_a_range_come_first():
     assert roundest(1000, 1100, 1001)[0] == 1001
     assert roundest(7, 8) == [7, 8]
     assert roundest(9, 8) == []
+    assert roundest(1, 2**60)[0] == 2**60
     assert set(roundest(1, 2**60)) <= set(range(2**55, 2**60 + 1, 2**55)) | {2**60}

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from headwise.config.checks import require_instance
@@ -19,7 +19,7 @@ from headwise.cost.sharding.ring import RingTape
 from headwise.cost.sharding.split import SplitTape
 from headwise.cost.step.models import family_of
 from headwise.cost.step.play import Play, play_step
-from headwise.cost.step.repeat import RepeatedStep
+from headwise.cost.step.repeat import RepeatedStep, repeated_step
 from headwise.cost.workload import Workload
 
 
@@ -90,6 +90,7 @@ class DevicePlan:
     play: Play
 
 
+@lru_cache(maxsize=32)  # the same plan has the same play, which is then remembered too
 def plan_of(config: ModelConfig, workload: Workload, sharding: Sharding) -> DevicePlan:
     """Return what one device plays of a step, or raise what `predict_sharded_ledger` raises."""
     require_instance("config", config, ModelConfig)
@@ -108,7 +109,7 @@ def plan_of(config: ModelConfig, workload: Workload, sharding: Sharding) -> Devi
 
 
 def _own_optimizer(plan: DevicePlan, sharding: Sharding) -> tuple[OwnOptimizer, RepeatedStep]:
-    step = RepeatedStep(plan.config, plan.workload, plan.play)
+    step = repeated_step(plan.config, plan.workload, plan.play)
     return OwnOptimizer(step, plan.workload, sharding.num_devices), step
 
 

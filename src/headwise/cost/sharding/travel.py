@@ -21,7 +21,7 @@ from headwise.cost.adapters import FUSED
 from headwise.cost.sharding.predict import plan_of
 from headwise.cost.sharding.results import Sharding, Travel
 from headwise.cost.step.attention import choose_kernel
-from headwise.cost.step.repeat import RepeatedStep
+from headwise.cost.step.repeat import RepeatedStep, repeated_step
 from headwise.cost.workload import Workload
 
 
@@ -46,7 +46,7 @@ def travels(config: ModelConfig, workload: Workload, sharding: Sharding) -> tupl
         UnsupportedError, ConfigError: as of `predict_sharded_ledger`.
     """
     plan = plan_of(config, workload, sharding)
-    step = RepeatedStep(plan.config, plan.workload, plan.play)
+    step = repeated_step(plan.config, plan.workload, plan.play)
     match sharding.kind:
         case "zero1":
             sent = _of_replicas(step, workload, sharding.num_devices)

@@ -5,9 +5,12 @@ are played (the first, one for all in between, the last), and the lives of the m
 cycle between. No cycle goes on from frozen layers to those that learn.
 """
 
+import gc
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from headwise.config.checks import require_instance
 from headwise.config.model import BlockConfig, ModelConfig
@@ -64,8 +67,6 @@ class RepeatedStep:
     """
 
     def __init__(self, config: ModelConfig, workload: Workload, play: Play = play_step):
-        require_instance("config", config, ModelConfig)
-        require_instance("workload", workload, Workload)
         require_frozen(config, workload)
         self._shifts: list[range] = []  # by how many layers each played layer is shifted
         border = frozen_layers(workload)
@@ -77,7 +78,8 @@ class RepeatedStep:
                 f"memory is predicted for models with at most {MAX_PLAYED_LAYERS} layers that do not repeat (all of an "
                 f"encoder beside a decoder); got {num_played}: give a model of fewer layers"
             )
-        tape = play(config, blocks, replace(workload, frozen_layers=len(frozen)))
+        with _without_collections():
+            tape = play(config, blocks, replace(workload, frozen_layers=len(frozen)))
         self.moments: tuple[str, ...] = ()  # set by the next line
         self._played = list(self._repeat_moments(tape, config.num_layers, border))
         self._first_layer = next(index for index, moment in enumerate(self._played) if moment.direction)
@@ -138,6 +140,35 @@ class RepeatedStep:
         self.moments = tuple(moments)
 
 
+@lru_cache(maxsize=16)  # a step's totals and its ledger are often both asked for
+def _repeated_step(config: ModelConfig, workload: Workload, play: Play) -> RepeatedStep:
+    return RepeatedStep(config, workload, play)
+
+
+def repeated_step(config: ModelConfig, workload: Workload, play: Play = play_step) -> RepeatedStep:
+    """Return the played step, or the one that was played of the same; nobody changes it.
+
+    Raises:
+        ConfigError: an argument is no config or no workload.
+        HeadwiseError: as of `predict_ledger`.
+    """
+    require_instance("config", config, ModelConfig)
+    require_instance("workload", workload, Workload)
+    return _repeated_step(config, workload, play)
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Hold off Python's collector of cycles: a play makes many thousand small objects, and no garbage among them."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def find_cycles(blocks: Sequence[BlockConfig]) -> list[tuple[list[BlockConfig], int]]:
     """Cut a sequence of layers into cycles, each with how many times it comes in a row.
 
@@ -180,6 +211,12 @@ def _kind(record: Record, tape: Tape) -> Kind:
 
 
 def _life(record: Record, kind: Kind, born: int, last: int | None) -> Life:
-    match = re.match(r"layer (\d+)", record.owner)
-    layer, part = (int(match[1]), record.owner[match.end() :]) if match else (None, "")
+    layer, part = _split_owner(record.owner)
     return Life(record.name, kind, record.bytes, record.shape, record.dtype, record.owner, layer, part, born, last)
+
+
+@lru_cache(maxsize=4096)
+def _split_owner(owner: str) -> tuple[int | None, str]:
+    """Return the layer of an owner such as "layer 3 attention", and what follows."""
+    match = re.match(r"layer (\d+)", owner)
+    return (int(match[1]), owner[match.end() :]) if match else (None, "")
