@@ -49,7 +49,8 @@ def test_commands_print_what_is_shown(body, tmp_path, monkeypatch):
         assert words[0] == "headwise"
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            assert main(words[1:]) == 0
+            code = main(words[1:])
+        assert code == ("Does not fit" in printed.getvalue())  # 1: the answer is no
         lines = [line.split() for line in printed.getvalue().splitlines()]
         assert all(line.split() in (["..."], *lines) for line in shown.splitlines() if line.strip())
 

@@ -2,8 +2,9 @@
 
 import pytest
 
+from headwise.cost.oom import at_work
 from headwise.cost.oom.births import Birth
-from headwise.cost.oom.operations import operation_factor
+from headwise.cost.oom.operations import OPERATIONS, operation_factor
 from headwise.cost.oom.patterns import ZERO, learn_pattern
 from headwise.cost.workload import Workload
 
@@ -15,6 +16,12 @@ def birth(name, owner="attention", moment="forward", kind="temporary"):
 MADE_BY = {
     "scores": birth("attention scores, scaled"),
     "softmax": birth("attention weights"),
+    "attention output": birth("attention output"),
+    "repeated keys": birth("key of each head"),
+    "sdpa": birth("attention output"),
+    "rotary": birth("query, rotated"),
+    "projection": birth("query"),
+    "mask": birth("attention mask, bool", "embeddings"),
     "logits": birth("output scores", "head"),
     "feed-forward": birth("up", "feed-forward"),
     "embedding": birth("token embeddings", "embeddings"),
@@ -23,14 +30,19 @@ MADE_BY = {
     "backward": birth("gradient of up", "feed-forward", "backward"),
     "cache": birth("cached keys"),
     "weights": birth("token table", "embeddings", "loading", "parameter"),
+    "inputs": birth("token ids", "inputs", "loading", "input"),
     "gradients": birth("gradient of token table", "embeddings", "backward", "gradient"),
 }
+
+
+def test_every_operation_that_a_traceback_names_is_known():
+    assert set(OPERATIONS) == set(at_work.OPERATIONS) == set(MADE_BY)
 
 
 @pytest.mark.parametrize("operation", MADE_BY)
 def test_an_operation_makes_its_own_tensor_and_hardly_another(operation):
     assert operation_factor(operation, MADE_BY[operation]) == 1
-    other = "cache" if operation != "cache" else "logits"
+    other = "inputs" if operation != "inputs" else "logits"
     assert operation_factor(operation, MADE_BY[other]) < 0.1
 
 

@@ -216,6 +216,7 @@ def test_the_card_is_known_by_its_capacity():
     assert compute_capability_of(message(1.0, capacity=79.11)) == (9, 0)
     assert compute_capability_of(message(1.0, capacity=500.0)) == (8, 0)
     assert compute_capability_of(message(1.0)) == (8, 0)
+    assert compute_capability_of(replace(message(1.0), capacity_bytes=5)) == (8, 0)
 
 
 def test_of_random_steps_that_fail_the_true_tensor_is_first_or_second():

@@ -1,6 +1,7 @@
 """Laws of the predicted ledger of one device, and what published formulas say of it."""
 
 import dataclasses
+import itertools
 import json
 import subprocess
 import sys
@@ -63,6 +64,20 @@ def spread(kind, num_devices=4, **changes):
 def alive(ledger, moment, kind, owner=""):
     entries = ledger.alive(ledger.moments.index(moment))
     return [entry for entry in entries if entry.kind == kind and owner in entry.owner]
+
+
+def play(kind, config=None, num_devices=4, **changes):
+    """Every tensor of one device, those too that no moment of the ledger shows."""
+    plan = plan_of(config or llama(), Workload(**TRAIN | changes), spread(kind, num_devices))
+    return plan.play(plan.config, plan.config.blocks, plan.workload).records
+
+
+def named(records, name):
+    return [record for record in records if record.name == name]
+
+
+def shapes_of(records, ending):
+    return [record.shape for record in records if record.name.endswith(ending)]
 
 
 # What each device holds
@@ -131,6 +146,31 @@ def test_gradients_of_two_layers_at_most_are_whole_at_once_and_the_roots():
     assert any(entry.name == "whole gradient of output weight" for entry in entries)
 
 
+def test_what_goes_into_a_reduction_is_dropped_before_the_next_layers_does():
+    sent = named(play("zero3"), "gradients on their way")
+    assert len(sent) == 6  # of the layers and the root
+    assert all(one.freed < other.born for one, other in itertools.pairwise(sent))
+
+
+def test_wide_shards_are_cast_before_they_are_sent():
+    for precision, count in (("amp-bf16", 11), ("bf16", 0)):  # for forward, for backward, and the root's
+        cast = named(play("zero3", precision=precision), "shards, cast")
+        assert [record.dtype for record in cast] == ["bfloat16"] * count
+
+
+def test_the_last_layers_buffer_is_there_for_a_loss_that_is_part_of_the_model():
+    for loss, num_buffers in (("cross_entropy", 1), ("sum", 0)):
+        ledger = predict_sharded_ledger(llama(), Workload(**TRAIN | {"loss": loss}), spread("zero3"))
+        assert sum(entry.name == "weights on their way" for entry in alive(ledger, "loss", "temporary")) == num_buffers
+
+
+def test_what_was_sent_for_of_a_frozen_layer_is_dropped_with_backward():
+    ledger = predict_sharded_ledger(llama(), Workload(**TRAIN | {"frozen_layers": 3}), spread("zero3"))
+    (coming,) = (entry for entry in alive(ledger, "backward: layer 3", "temporary") if "on their way" in entry.name)
+    assert coming.owner == "layer 2"
+    assert not any("on their way" in entry.name for entry in alive(ledger, "optimizer step", "temporary"))
+
+
 @pytest.mark.parametrize("views", [True, False])
 def test_buckets_of_zero1_are_as_large_as_all_gradients_and_stay(views):
     config, workload = llama(), Workload(**TRAIN)
@@ -184,20 +224,6 @@ def test_a_head_tied_to_the_token_table_stays_whole_under_tensor_parallelism():
     assert scores.shape == (2, 64, 640)
 
 
-def play(kind, config=None, num_devices=4, **changes):
-    """Every tensor of one device, those too that no moment of the ledger shows."""
-    plan = plan_of(config or llama(), Workload(**TRAIN | changes), spread(kind, num_devices))
-    return plan.play(plan.config, plan.config.blocks, plan.workload).records
-
-
-def named(records, name):
-    return [record for record in records if record.name == name]
-
-
-def shapes_of(records, ending):
-    return [record.shape for record in records if record.name.endswith(ending)]
-
-
 def test_tensor_parallelism_sums_each_branch_into_a_tensor_of_its_own():
     records = play("tensor")
     for projection in ("out_proj", "down_proj"):
@@ -214,6 +240,8 @@ def test_tensor_parallelism_sums_the_gradient_of_each_column_projections_input()
         for kind in ("zero1", "tensor")
     ]
     assert num_gradients == [[15, 10], [30, 20]]  # 5 layers of queries, keys, values; of gates, ups
+    for branch in BRANCHES:  # what has travelled is not added to in place
+        assert len(named(play("tensor", precision="bf16"), f"sum of gradients of {branch} input")) == 5
 
 
 def test_scores_come_device_by_device_before_they_lie_side_by_side():
@@ -324,7 +352,6 @@ def test_a_ring_of_devices_costs_no_more_than_published_beside_their_share_of_th
         {"accumulation": 3},
         {"loss": "chunked_cross_entropy"},
         {"phase": "prefill"},
-        {"seq": 4, "batch": 1, "optimizer_step": "foreach"},  # the optimizer's step has the peak
     ],
     ids=str,
 )
@@ -333,6 +360,14 @@ def test_totals_are_those_of_the_ledger(kind, changes):
     ledger, step = predict_sharded_ledger(*asked), predict_sharded_step(*asked)
     assert step.peak_bytes == ledger.bytes_at(ledger.peak)
     assert (step.parameter_bytes, step.saved_bytes) == (ledger.kind_bytes("parameter"), ledger.kind_bytes("saved"))
+
+
+def test_the_peak_of_zero1_may_be_its_optimizers_step():
+    few = TRAIN | {"batch": 1, "seq": 2, "precision": "bf16"}
+    asked = llama(vocab_size=8), Workload(**few), spread("zero1", 2)
+    ledger, step = predict_sharded_ledger(*asked), predict_sharded_step(*asked)
+    assert step.peak_moment == ledger.moments[ledger.peak] == "optimizer step"
+    assert step.peak_bytes == ledger.bytes_at(ledger.peak)
 
 
 @pytest.mark.parametrize("kind", SHARDINGS)

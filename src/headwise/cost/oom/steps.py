@@ -8,8 +8,8 @@ from typing import Literal, TypeVar
 
 from headwise.config.attention import AttentionConfig
 from headwise.config.model import ModelConfig
-from headwise.cost.devices import DEVICES
 from headwise.cost.oom.births import LearnedStep
+from headwise.cost.oom.card import find_card
 from headwise.cost.oom.learning import learn_step
 from headwise.cost.oom.results import OomMessage
 from headwise.cost.workload import Workload
@@ -63,23 +63,17 @@ _PRECISIONS_BEFORE_AMPERE: tuple[tuple[Precision, float], ...] = (("fp32", 0.35)
 _ATTENTIONS: tuple[tuple[Attention, float], ...] = (("sdpa", 0.6), ("eager", 0.4))
 _CHECKPOINTS: tuple[tuple[Checkpoint, float], ...] = (("none", 0.7), ("full", 0.3))
 
-_SAME_DEVICE = 0.02  # how near a capacity must be to that of a device to take it for one
-
 
 def compute_capability_of(message: OomMessage) -> tuple[int, int]:
-    """Return the compute capability of the device of the catalogue whose capacity is nearest, else (8, 0)."""
-    capacity = message.capacity_bytes
-    if capacity is None:
+    """Return the compute capability of the card that the message's capacity is of, where it can be told, else (8, 0)."""
+    try:
+        card = find_card(message)
+    except ConfigError:  # no device has so little, or so much
         return (8, 0)
-    near = min(
-        (abs(device.memory_bytes - capacity), device.compute_capability)
-        for device in DEVICES.values()
-        if device.compute_capability is not None
-    )
-    return near[1] if near[1] is not None and near[0] <= _SAME_DEVICE * capacity else (8, 0)
+    return (8, 0) if card is None or card.compute_capability is None else card.compute_capability
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)  # about 5 MB each
 def list_suspects(
     config: ModelConfig, hints: Hints, device: Literal["cpu", "cuda"], capability: tuple[int, int]
 ) -> tuple[Suspect, ...]:
