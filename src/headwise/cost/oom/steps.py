@@ -65,7 +65,7 @@ _CHECKPOINTS: tuple[tuple[Checkpoint, float], ...] = (("none", 0.7), ("full", 0.
 
 
 def compute_capability_of(message: OomMessage) -> tuple[int, int]:
-    """Return the compute capability of the card that the message's capacity is of, where it can be told, else (8, 0)."""
+    """Return the compute capability of the card whose capacity the message gives, where that tells it, else (8, 0)."""
     try:
         card = find_card(message)
     except ConfigError:  # no device has so little, or so much
