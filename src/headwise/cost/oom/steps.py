@@ -47,7 +47,7 @@ class Suspect:
         return seq is None or (self.least_seq <= seq and (self.most_seq is None or seq <= self.most_seq))
 
 
-MAX_BIRTHS = 15_000  # allocations that are learned of a model, the likeliest steps first; about half a second
+MAX_BIRTHS = 12_000  # allocations that are learned of a model, the likeliest steps first; about half a second
 
 Setting = TypeVar("Setting")
 Phase = Literal["train", "prefill", "decode"]
