@@ -50,9 +50,15 @@ def plain(value: Any) -> Any:
 
 
 def format_bytes(num_bytes: int | float) -> str:
-    """Write a number of bytes with a binary unit: 1.50 GiB, 24.0 MiB, 3.0 KiB, 12 B."""
-    units = ((1, " B", 0), (BYTES_PER_KIB, " KiB", 1), (BYTES_PER_MIB, " MiB", 1), (BYTES_PER_GIB, " GiB", 2))
-    return _with_unit(num_bytes, units, limit=1024)
+    """Write a number of bytes with a binary unit: 1.50 GiB, 24.0 MiB, 3.0 KiB, 12 B.
+
+    GiB go on to 10,000, so that a step stands beside what a device holds in one unit; then come TiB, PiB and so on.
+    """
+    units = ((1, " B", 0), (BYTES_PER_KIB, " KiB", 1), (BYTES_PER_MIB, " MiB", 1))
+    larger = tuple((2.0 ** (10 * power), f" {prefix}iB", 2) for power, prefix in enumerate("GTPEZY", start=3))
+    if abs(num_bytes) < 1024 * BYTES_PER_MIB:
+        return _with_unit(num_bytes, (*units, *larger[:1]), limit=1024)
+    return _with_unit(num_bytes, larger, limit=10_000)
 
 
 def format_count(count: int | float) -> str:

@@ -1,5 +1,6 @@
 """explain_oom around a step: the error that comes out is the step's own, with the answer attached."""
 
+import contextlib
 import gc
 import subprocess
 import sys
@@ -112,7 +113,15 @@ def test_the_question_holds_the_lines_of_the_step_and_what_is_known_of_it(asked)
     assert "raise error" in text and "/api/explain_oom.py" not in text.replace(__file__, "")
     model = known.pop("model")
     assert isinstance(model, ModelConfig) and (model.model_type, model.embed_dim) == ("gpt2", 24)
-    assert known == {"batch": 3, "seq": 11}
+    assert known == {
+        "batch": 3,
+        "seq": 11,
+        "phase": "train",
+        "precision": "fp32",
+        "attention": "sdpa",
+        "checkpoint": "none",
+        "dropout": True,
+    }
 
 
 @pytest.mark.parametrize("wrap", [nn.DataParallel, lambda module: module])
@@ -205,3 +214,151 @@ def test_an_exception_whose_text_fails_passes():
 def test_sizes_are_checked_before_the_step(known):
     with pytest.raises(ConfigError, match=f"{next(iter(known))} must be between"), explain_oom(**known):
         pytest.fail("the step ran")
+
+
+GPT2 = {"model_type": "gpt2", "n_embd": 24, "n_head": 3, "n_layer": 2, "vocab_size": 61, "attn_pdrop": 0.1}
+
+
+def small(attention="sdpa"):
+    module = build_module(GPT2, name="small", device="cpu").train()
+    module.set_attn_implementation(attention)
+    return module
+
+
+def asked_of(asked, module, around=contextlib.nullcontext, step=None):
+    """Return what was told of the step of a module that fails inside `around`."""
+
+    def raise_it():
+        raise torch.OutOfMemoryError(ON_GPU)
+
+    with pytest.raises(torch.OutOfMemoryError), around(), explain_oom(module):
+        (step or raise_it)()
+    return {name: value for name, value in asked[-1][1].items() if name != "model"}
+
+
+def test_what_the_module_says_is_told(asked):
+    train = {"phase": "train", "precision": "fp32", "attention": "sdpa", "checkpoint": "none", "dropout": True}
+    module = small()
+    assert asked_of(asked, module) == train
+    assert asked_of(asked, small("eager")) == train | {"attention": "eager"}
+    assert asked_of(asked, small().to(torch.bfloat16)) == train | {"precision": "bf16"}
+    assert asked_of(asked, module, lambda: torch.autocast("cpu", torch.bfloat16)) == train | {"precision": "amp-bf16"}
+    prefill = train | {"phase": "prefill", "dropout": False}
+    assert asked_of(asked, module.eval(), torch.no_grad) == prefill
+    assert asked_of(asked, module.eval(), torch.inference_mode) == prefill
+    del prefill["phase"]
+    assert asked_of(asked, module.eval()) == prefill  # gradients may be off inside
+    module.train().activation_checkpointing_enable()
+    assert asked_of(asked, module) == train | {"checkpoint": "full"}
+    assert asked_of(asked, module.eval())["checkpoint"] == "none"
+    module.config._attn_implementation = "flash_attention_2"
+    assert "attention" not in asked_of(asked, module)
+
+
+def test_autocast_inside_the_block_leaves_the_precision_open(asked):
+    def step():
+        with torch.autocast("cpu", torch.bfloat16):
+            raise torch.OutOfMemoryError(ON_GPU)
+
+    assert "precision" not in asked_of(asked, small(), step=step)
+    assert asked_of(asked, small().to(torch.bfloat16), step=step)["precision"] == "bf16"
+
+
+def test_a_generation_fails_at_its_prompt_or_at_a_token(asked):
+    def _prefill():
+        raise torch.OutOfMemoryError(ON_GPU)
+
+    def generate(part):
+        part()
+
+    def _sample():
+        raise torch.OutOfMemoryError(ON_GPU)
+
+    assert asked_of(asked, small().eval(), torch.no_grad, lambda: generate(_prefill))["phase"] == "prefill"
+    assert asked_of(asked, small().eval(), torch.no_grad, lambda: generate(_sample))["phase"] == "decode"
+
+
+def test_the_answer_is_of_a_step_that_the_module_can_have_run():
+    error = torch.OutOfMemoryError(ON_GPU.replace("6.00 GiB", "384.00 MiB"))
+    with pytest.raises(torch.OutOfMemoryError):
+        fail(error, module=small(), gpu="t4")
+    answer = error.headwise_answer
+    for workload in (answer.workload, *(one.workload for one in answer.candidates if one.workload)):
+        assert (workload.phase, workload.precision, workload.attention) == ("train", "fp32", "sdpa")
+        assert workload.compute_capability == (7, 5)
+    assert answer.changes and not any("taken to be" in note for note in answer.notes)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("Invalid buffer size: 19.45 GB"),
+        RuntimeError("MPS backend out of memory (MPS allocated: 1.00 GB, other allocations: 2.00 GB)."),
+        RuntimeError("HIP error: out of memory"),
+        RuntimeError("NCCL WARN Failed to CUDA calloc async 608 bytes"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:83] . DefaultCPUAllocator: not enough memory: you tried to "
+            "allocate 8589934592 bytes."
+        ),
+        RuntimeError("unable to mmap 64 bytes from file </torch_1>: Cannot allocate memory (12)"),
+        RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "),
+        MemoryError("std::bad_alloc"),
+        torch.OutOfMemoryError("of a wording to come"),
+    ],
+)
+def test_every_wording_that_oom_reads_is_explained(error):
+    assert is_out_of_memory(error)
+    with pytest.raises(type(error)):
+        fail(error)
+    assert error.__notes__
+
+
+def test_notes_name_what_explain_oom_takes():
+    error = torch.OutOfMemoryError(ON_GPU)
+    with pytest.raises(torch.OutOfMemoryError):
+        fail(error)
+    assert error.headwise_answer.notes == (
+        "Without a model no changes can be reckoned: give explain_oom the module, and batch and seq.",
+    )
+    error = torch.OutOfMemoryError(ON_GPU)
+    with pytest.raises(torch.OutOfMemoryError):
+        fail(error, module=nn.Linear(2, 2))
+    (note,) = error.headwise_answer.notes
+    assert note.startswith("The config of Linear cannot be read")
+
+
+def test_a_step_that_fits_reads_nothing_of_the_module():
+    class Shy(nn.Module):
+        @property
+        def config(self):
+            raise AssertionError("the config was read")
+
+        def parameters(self, recurse=True):
+            raise AssertionError("the weights were read")
+
+    with explain_oom(Shy()):
+        pass
+
+
+def test_a_decorator_keeps_no_module_alive(asked):
+    module = nn.Linear(2, 2)
+    gone = weakref.ref(module)
+
+    @explain_oom(module)
+    def step():
+        raise torch.OutOfMemoryError(ON_GPU)
+
+    for _ in range(2):
+        with pytest.raises(torch.OutOfMemoryError):
+            step()
+        module = None
+        gc.collect()
+        assert gone() is None
+    assert len(asked) == 2
+
+
+def test_the_device_is_checked_before_the_step():
+    with pytest.raises(ConfigError, match="there is no device"):
+        explain_oom(gpu="h1000")

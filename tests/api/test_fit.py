@@ -254,6 +254,24 @@ def test_what_cannot_be_is_one_clear_line(tmp_path):
         headwise.fit(None, gpu="t4")
 
 
+@pytest.mark.parametrize("gpu", ["apple-m-24gb", "tpu-v5e"])
+def test_where_kernels_are_unknown_a_step_fits_only_if_it_does_with_its_score_matrix(gpu):
+    """BERT-base, batch 4, length 2048: 12 layers keep three score matrices each of 768 MiB, or a mask beside two."""
+    step = {"gpu": gpu, "batch": 4, "seq": 2048, "dropout": False}
+    plan = headwise.fit("bert-base", **step)
+    scores = 4 * 12 * 2048 * 2048 * 4
+    assert scores == 768 * 2**20
+    assert plan.peak_bytes > 12 * scores
+    assert plan.fits == "no"
+    assert (plan.workload.attention, plan.kernel.name, plan.kernel.reasons) == ("sdpa", "math", ())
+    assert "score matrix" in " ".join(plan.notes)
+    with_fused = headwise.fit("bert-base", **step | {"gpu": "a100-80gb"})
+    assert with_fused.peak_bytes < plan.peak_bytes / 2
+    eager = headwise.fit("bert-base", **step, attention="eager")
+    (fused,) = (change for change in eager.changes if change.key == "sdpa")
+    assert fused.peak_bytes == plan.peak_bytes, "the change is judged as the step itself"
+
+
 def test_a_time_estimate_says_what_binds():
     plan = headwise.fit(one_layer("llama-3-8b"), gpu="h100-80gb", phase="decode", precision="bf16", batch=1)
     assert plan.time.binds == "bandwidth"

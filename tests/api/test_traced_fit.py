@@ -83,9 +83,47 @@ def test_another_model_or_several_devices_are_refused_in_words():
     assert traced.step(longer).parameter_bytes > traced.step(setup).parameter_bytes
 
 
+def traced_anew(workload, subject=NEO):
+    """Return what a new predictor traces, which has nothing to reckon it from."""
+    return Traced(subject, "neo").ledger(replace(SETUP, workload=workload))
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"batch": 7}, {"batch": 2}, {"seq": 19}, {"seq": 5}, {"batch": 5, "seq": 29}, {"seq": 61}]
+)
+def test_other_batches_and_lengths_are_reckoned_as_they_would_be_traced(sizes):
+    neo = Traced(NEO, "neo")
+    first = replace(WORKLOAD, seq=7)
+    neo.step(replace(SETUP, workload=first))
+    other = replace(first, **sizes)
+    told = neo.ledger(replace(SETUP, workload=other))
+    assert other not in neo._ledgers, "it was traced"
+    assert told == traced_anew(other)
+
+
+def test_a_search_over_sizes_takes_few_traces(neo, monkeypatch):
+    traced = []
+    trace = neo._trace
+    monkeypatch.setattr(neo, "_trace", lambda workload: traced.append(workload) or trace(workload))
+    peaks = [
+        neo.step(replace(SETUP, workload=replace(WORKLOAD, batch=batch, seq=7))).peak_bytes for batch in range(2, 90)
+    ]
+    assert peaks == sorted(set(peaks))
+    assert len(traced) <= 3
+
+
+def test_float16_takes_what_bfloat16_takes(neo):
+    for precision in ("fp16", "amp-fp16"):
+        workload = replace(WORKLOAD, precision=precision)
+        told = neo.ledger(replace(SETUP, workload=workload))
+        assert workload not in neo._ledgers
+        assert told == Traced(NEO, "neo")._trace(workload)
+
+
 def test_after_so_many_traces_others_are_left_out_and_told_so():
     traced = Traced(NEO, "neo", max_traces=2)
-    setups = [replace(SETUP, workload=replace(WORKLOAD, batch=batch)) for batch in (1, 2, 3)]
+    optimizers = ("adamw", "sgd", "momentum")
+    setups = [replace(SETUP, workload=replace(WORKLOAD, optimizer=optimizer)) for optimizer in optimizers]
     first, _ = traced.step(setups[0]), traced.step(setups[1])
     with pytest.raises(
         UnsupportedError, match="left out to answer in time: steps of neo have to be traced, and 2 others"
@@ -98,7 +136,7 @@ def test_after_so_many_seconds_too():
     traced = Traced(NEO, "neo", max_seconds=1e-9)
     traced.step(SETUP)
     with pytest.raises(UnsupportedError, match="left out to answer in time"):
-        traced.step(replace(SETUP, workload=replace(WORKLOAD, batch=5)))
+        traced.step(replace(SETUP, workload=replace(WORKLOAD, optimizer="sgd")))
 
 
 def test_what_torch_cannot_do_is_refused_once_and_for_all(neo, monkeypatch):

@@ -242,3 +242,77 @@ def test_the_size_of_a_step_is_that_of_its_tokens_or_vectors():
     assert find_size((torch.ones(1, 9, dtype=torch.long),), {"input_ids": ids}) == (3, 5)
     assert find_size((), {"inputs_embeds": vectors}) == (7, 11)
     assert find_size((torch.zeros(2, 3, 4, 4), 5), {}) is None
+
+
+def steps_of(tmp_path, module, optimizers, runs=3):
+    """Track the last of some steps over a module."""
+    ids = tokens(module)
+
+    def step():
+        module(input_ids=ids)[0].float().sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    for _ in range(runs - 1):
+        step()
+    module.zero_grad()
+    with track(module, history=tmp_path / "steps.jsonl"):
+        step()
+    return kept(tmp_path / "steps.jsonl")[0]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda all_: [torch.optim.AdamW(all_, amsgrad=True)],
+        lambda all_: [torch.optim.Adam([{"params": all_[:3]}, {"params": all_[3:], "amsgrad": True}])],
+        lambda all_: [torch.optim.AdamW(all_, maximize=True)],
+        lambda all_: [torch.optim.SGD(all_, lr=0.1, weight_decay=0.1)],
+        lambda all_: [torch.optim.Adam(all_, weight_decay=0.1, foreach=True)],
+        lambda all_: [torch.optim.SGD([{"params": all_[:3], "momentum": 0.9}, {"params": all_[3:]}], lr=0.1)],
+        lambda all_: [torch.optim.AdamW([{"params": all_[:3], "foreach": True}, {"params": all_[3:]}])],
+        lambda all_: [torch.optim.AdamW(all_[:4])],
+        lambda all_: [torch.optim.AdamW([*all_, nn.Parameter(torch.ones(3))])],
+    ],
+)
+def test_what_no_closed_form_knows_of_an_optimizer_is_not_predicted(tmp_path, make):
+    module = build(BERT)
+    step = steps_of(tmp_path, module, make(list(module.parameters())))
+    assert step.predicted_peak_bytes is None and step.measured_peak_bytes > 0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda all_: [torch.optim.AdamW(all_, weight_decay=0.1)],  # from the weights, in place
+        lambda all_: [torch.optim.AdamW([{"params": all_[:3], "weight_decay": 0.0}, {"params": all_[3:], "lr": 0.1}])],
+        lambda all_: [torch.optim.AdamW(all_[:4]), torch.optim.AdamW(all_[4:])],
+    ],
+)
+def test_an_optimizer_of_many_groups_or_of_parts_is_predicted_where_it_is_told(tmp_path, make):
+    module = build(BERT)
+    step = steps_of(tmp_path, module, make(list(module.parameters())))
+    assert step.predicted_peak_bytes is None or abs(step.error) < 0.02
+
+
+def test_gradients_of_before_are_not_predicted_unless_they_go_first(tmp_path):
+    module = build(BERT)
+    optimizer = torch.optim.AdamW(module.parameters())
+    run(module, optimizer)
+    ids = tokens(module)
+    path = tmp_path / "steps.jsonl"
+
+    def step(clears):
+        if clears:
+            optimizer.zero_grad()
+        module(input_ids=ids)[0].float().sum().backward()
+        optimizer.step()
+
+    step(True)
+    for clears in (False, True):
+        with track(module, history=path):
+            step(clears)
+    kept_gradients, cleared = kept(path)
+    assert kept_gradients.predicted_peak_bytes is None
+    assert cleared.predicted_peak_bytes is not None and abs(cleared.error) < 0.02

@@ -157,7 +157,7 @@ def test_every_word_can_be_read_on_its_ground(open_plan, plan, scheme):
         ".heat small",
         ".hint",
         ".legend dt",
-        ".nothing td",
+        ".reasons dd",
         "#main th",
         "#main small",
     ):
@@ -193,6 +193,18 @@ def test_a_narrow_screen_never_scrolls_sideways(open_plan, plan, width):
     page = open_plan(plan, width=width)
     assert page.evaluate("document.scrollingElement.scrollWidth") <= width
     assert page.locator("#tensors").evaluate("table => table.scrollWidth <= table.parentElement.clientWidth")
+
+
+@pytest.mark.parametrize("width", [320, 390, 768, 1200])
+@pytest.mark.parametrize("num_layers", [1, 4, 12, 48])
+def test_no_name_of_a_phase_touches_another_or_leaves_the_drawing(open_plan, plan, synthetic_fit, width, num_layers):
+    page = open_plan(synthetic_fit.make_plan(synthetic_fit.make_ledger(num_layers)), width=width)
+    boxes = page.locator("text.phase:visible").evaluate_all(
+        "names => names.map(name => { const box = name.getBoundingClientRect(); return [box.left, box.right]; })"
+    )
+    assert boxes and all(right < left for (_, right), (left, _) in pairwise(sorted(boxes)))
+    frame = page.locator("#timeline").bounding_box()
+    assert boxes[0][0] >= frame["x"] - 1 and boxes[-1][1] <= frame["x"] + frame["width"] + 1
 
 
 def test_hostile_text_shows_as_itself_and_runs_nothing(open_plan, plan):

@@ -83,6 +83,32 @@ def test_an_error_is_read_from_an_argument_a_file_and_standard_input(capsys, tmp
         assert result["changes"] == []
 
 
+def test_an_error_of_a_model_lists_changes_of_its_step(capsys, small):
+    words = (
+        "--model",
+        small,
+        "--batch",
+        "3",
+        "--seq",
+        "5",
+        "--gpu",
+        "t4",
+        "--optimizer-step",
+        "fused",
+        "--num-gpus",
+        "2",
+    )
+    code, result = answer(capsys, "oom", MESSAGE, *words)
+    assert code == 0
+    assert {name: result["workload"][name] for name in ("batch", "seq", "optimizer_step", "compute_capability")} == {
+        "batch": 3,
+        "seq": 5,
+        "optimizer_step": "fused",
+        "compute_capability": [7, 5],
+    }
+    assert {change["other_gpus"] for change in result["changes"] if change["applies"]} == {0, 1}
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
@@ -105,6 +131,11 @@ def test_an_error_is_read_from_an_argument_a_file_and_standard_input(capsys, tmp
         (["fit"], "Missing argument"),
         (["oom", "everything is fine"], "out-of-memory"),
         (["oom", ""], "out-of-memory"),
+        (["oom", "train.log"], "there is no file 'train.log'"),
+        (["oom", "runs/last"], "there is no file 'runs/last'"),
+        (["oom", "."], "is a folder"),
+        (["oom", MESSAGE, "--num-gpus", "0"], "num_gpus must be"),
+        (["oom", MESSAGE, "--optimizer-step", "slow"], "optimizer_step must be"),
         (["oom", MESSAGE, "--model", "gpt-2000"], "neither a preset"),
         (["oom", MESSAGE, "--batch", "-1"], "batch"),
         (["oom", MESSAGE, "--precision", "fp8"], "precision must be"),

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from headwise.cost import devices
 from headwise.cost.device_catalogue import MPS_HIGH_WATERMARK
 from headwise.cost.devices import DEVICES, custom_device, find_device, kernel_note_of, this_machine
+from headwise.cost.results import NO_FUSED_KERNELS
 from headwise.errors import ConfigError
-from headwise.kernels import NEWEST
+from headwise.kernels import NEWEST, SdpaCase, sdpa_kernel
 
 GIB = 2**30
 
@@ -85,22 +86,86 @@ def test_a_mac_gives_its_gpu_a_share_that_torch_multiplies_in_its_message(name):
     assert device.memory_bytes * MPS_HIGH_WATERMARK / GIB == pytest.approx(allowed, abs=0.006)
 
 
+PUBLIC_GIB = {
+    "p100-16gb": (16269 / 1024, 15.90),
+    "v100-16gb": (15.78, 15.90),
+    "v100-32gb": (31.74, 31.75),
+    "t4": (14.56, 14.75, 15.83),
+    "rtx-2080-ti": (10.76,),
+    "rtx-3060": (11.75,),
+    "rtx-3080": (9.78,),
+    "rtx-3090": (23.56, 23.59, 23.69, 23.70),
+    "rtx-4070": (11994 / 1024, 11.99),
+    "rtx-4080": (16049 / 1024, 15.99),
+    "rtx-4090": (23.52, 23.64, 23.65, 23.68),
+    "rtx-5090": (31.34, 31.36, 32120 / 1024, 31.37),
+    "rtx-a4000": (15.61,),
+    "rtx-a5000": (22721 / 1024, 24248 / 1024),
+    "rtx-a6000": (47.52,),
+    "rtx-6000-ada": (44.43,),
+    "a10": (21.99, 23028 / 1024),
+    "a10g": (21.98, 22.20),
+    "a30": (23.53,),
+    "a40": (47622258688 / 2**30, 45416 / 1024),
+    "a100-40gb": (39.39,),
+    "a100-80gb": (79.14, 81051 / 1024),
+    "l4": (23034 / 1024,),
+    "l40": (44.40,),
+    "l40s": (44.39, 44.42),
+    "h100-80gb": (79.11, 81559 / 1024),
+    "h100-pcie-80gb": (81008 / 1024,),
+    "h100-nvl-94gb": (93.00, 95320 / 1024),
+    "gh200-96gb": (94.50,),
+    "h200-141gb": (139.72,),
+    "b200-180gb": (178.35,),
+    "gb10-128gb": (119.61, 121.69),
+    "mi210": (63.98,),
+    "mi250": (63.98,),
+    "mi250x": (63.98,),
+    "mi300x": (191.69, 191.98),
+    "mi325x": (255.69, 255.98),
+    "mi355x": (287.98,),
+    "rx-7900-xtx": (23.98,),
+    "tpu-v4": (30.75,),
+    "tpu-v5e": (15.75,),
+    "tpu-v5p": (95.74,),
+    "tpu-v6e": (31.25, 31.246),
+}
+"""Figures of public messages and logs, written down when they were read and not taken from the catalogue."""
+
+
+@pytest.mark.parametrize("name", NOMINAL_GIB)
+def test_a_device_has_no_more_than_the_smallest_public_figure(name):
+    least = min(PUBLIC_GIB[name])
+    assert least - 0.6 < DEVICES[name].memory_bytes / GIB <= least + 0.001
+
+
+def figures(source):
+    """Every memory in GiB that a source names."""
+    found = [float(gib) for gib in re.findall(r"([\d.]+) ?GiB(?! allowed|, what)", source)]
+    found += [float(gib) for gib in re.findall(r"of ([\d.]+)G hbm", source)]
+    return found + [int(mib) / 1024 for mib in re.findall(r"(\d{4,6}) ?Mi?B\b", source)]
+
+
+@pytest.mark.parametrize("name", NOMINAL_GIB)
+def test_a_source_quotes_the_figure_and_none_below_it(name):
+    device = DEVICES[name]
+    taken_off = 0.54 if "taken off" in device.source else 0
+    assert min(figures(device.source)) - taken_off == pytest.approx(device.memory_bytes / GIB, abs=0.001)
+
+
+ADDRESS = r"https://(github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+|huggingface\.co/blog/[\w/-]+)"
+WITHOUT_ADDRESS = {"p100-16gb", "rtx-4070", "rtx-a5000", "h100-pcie-80gb", "tpu-v5e", "tpu-v5p"}
+
+
 @pytest.mark.parametrize("name", DEVICES)
-def test_a_device_has_its_source_and_the_sources_date(name):
+def test_a_device_has_a_source_with_an_address_or_one_that_says_that_it_has_none(name):
     device = DEVICES[name]
     assert device.name == name
-    address = r"https://(github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+|huggingface\.co/blog/.+)"
-    assert re.search(address, device.source) or device.source.startswith("public logs: ")
+    assert bool(re.search(ADDRESS, device.source)) == (name not in WITHOUT_ADDRESS)
+    if name in WITHOUT_ADDRESS:
+        assert device.source.startswith("a message quoted in public logs, without an address: ")
     assert date(2020, 1, 1) < date.fromisoformat(device.date) < date(2027, 1, 1)
-
-
-@pytest.mark.parametrize("name", DEVICES)
-def test_a_figure_of_its_source_is_not_below_the_devices_memory(name):
-    device = DEVICES[name]
-    totals = [float(gib) for gib in re.findall(r"([\d.]+) GiB(?! allowed|, what)", device.source)]
-    totals += [int(mib) / 1024 for mib in re.findall(r"(\d{4,6}) ?Mi?B\b", device.source)]
-    totals += [float(gib) for gib in re.findall(r"; ([\d.]+) in https", device.source)]
-    assert all(device.memory_bytes <= total * GIB for total in totals)
 
 
 @pytest.mark.parametrize("name", DEVICES)
@@ -115,7 +180,10 @@ def test_a_cuda_device_alone_has_a_compute_capability_that_torchs_kernels_are_bu
 @pytest.mark.parametrize("name", RATED)
 def test_rates_have_a_document_and_the_year_of_its_edition(name):
     rates = DEVICES[name].rates
-    assert re.match(r'(NVIDIA|AMD|Google) ?.*(data sheet|Architecture"|specification|"TPU)|NVIDIA', rates.source)
+    document = (
+        r"((NVIDIA|AMD) .+ data sheet|NVIDIA, \".+ GPU Architecture\"|NVIDIA's specification|Google Cloud, \"TPU v)"
+    )
+    assert re.match(document, rates.source)
     assert 2016 <= int(rates.date) <= 2026
     known = [rate for rate in (rates.fp32, rates.tf32, rates.fp16, rates.bf16) if rate is not None]
     assert all(1e12 < rate < 1e16 for rate in known)
@@ -138,16 +206,26 @@ def test_bfloat16_is_as_fast_as_float16_from_ampere_on_and_missing_before(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["a100-40gb", "a100-80gb", "h100-80gb", "h100-pcie-80gb", "h100-nvl-94gb", "h200-141gb", "b200-180gb"]
+    "name",
+    [
+        *("a100-40gb", "a100-80gb", "h100-80gb", "h100-pcie-80gb", "h100-nvl-94gb", "h200-141gb", "b200-180gb"),
+        *("rtx-a4000", "rtx-a5000", "rtx-a6000", "rtx-6000-ada", "a10", "a40", "mi300x"),
+    ],
 )
 def test_tf32_runs_at_half_of_bfloat16(name):
     # A data sheet prints whole numbers with sparsity, of which these are halves.
-    assert DEVICES[name].rates.tf32 == pytest.approx(DEVICES[name].rates.bf16 / 2, abs=0.25e12)
+    assert DEVICES[name].rates.tf32 == pytest.approx(DEVICES[name].rates.bf16 / 2, abs=0.26e12)
 
 
 @pytest.mark.parametrize(
     ("name", "bf16", "bandwidth"),
-    [("a100-80gb", 312e12, 2.039e12), ("h100-80gb", 989.5e12, 3.35e12), ("mi300x", 1307.4e12, 5.3e12)],
+    [
+        ("a100-80gb", 312e12, 2.039e12),
+        ("h100-80gb", 989.5e12, 3.35e12),
+        ("b200-180gb", 2250e12, 7.7e12),
+        ("mi300x", 1307.4e12, 5.3e12),
+        ("t4", None, 0.32e12),  # 256 bits at 10 Gbit/s each
+    ],
 )
 def test_rates_are_dense(name, bf16, bandwidth):
     assert (DEVICES[name].rates.bf16, DEVICES[name].rates.bytes_per_second) == (bf16, bandwidth)
@@ -268,8 +346,19 @@ def test_only_devices_without_cudas_kernels_have_a_note():
     assert noted == {"rocm", "mps", "tpu"}
     assert kernel_note_of(DEVICES["t4"]) is None
     assert "AOTriton" in kernel_note_of(DEVICES["mi300x"])
-    assert "score matrix" in kernel_note_of(DEVICES["apple-m-16gb"])
+    assert "need the most" in kernel_note_of(DEVICES["apple-m-16gb"])
     assert "unknown" in kernel_note_of(DEVICES["tpu-v5e"])
+
+
+def test_only_where_no_kernel_is_known_to_save_memory_a_step_is_reckoned_without_fused_ones():
+    without = {device.kind for device in DEVICES.values() if device.step_capability == NO_FUSED_KERNELS}
+    assert without == {"mps", "tpu"}
+    for dtype in ("float32", "bfloat16", "float16"):
+        for mask in ("none", "causal", "bool"):
+            case = SdpaCase("cuda", dtype, 64, 64, mask=mask, compute_capability=NO_FUSED_KERNELS)
+            assert sdpa_kernel(case).name == "math"
+    assert DEVICES["t4"].step_capability == (7, 5)
+    assert DEVICES["mi300x"].step_capability == (8, 0)
 
 
 def test_here_is_this_machine():
@@ -304,18 +393,70 @@ class Properties:
     major, minor = 9, 1
 
 
-@pytest.mark.parametrize(("hip", "kind", "capability"), [(None, "cuda", (9, 1)), ("6.4", "rocm", None)])
-def test_a_gpu_that_torch_can_use_is_this_machine(monkeypatch, hip, kind, capability):
+@pytest.fixture
+def a_gpu(monkeypatch):
+    """Make torch say that this machine has a GPU, and return what it then is."""
     import torch
 
-    monkeypatch.setattr(devices, "_has_gpu_driver", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties)
-    monkeypatch.setattr(torch.version, "hip", hip)
-    device = this_machine()
+    def make(name, memory_bytes, hip=None):
+        properties = type("Named", (Properties,), {"name": name, "total_memory": memory_bytes})
+        monkeypatch.setattr(devices, "_has_gpu_driver", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+        monkeypatch.setattr(torch.version, "hip", hip)
+        return this_machine()
+
+    return make
+
+
+@pytest.mark.parametrize(("hip", "kind", "capability"), [(None, "cuda", (9, 1)), ("6.4", "rocm", None)])
+def test_a_gpu_that_torch_can_use_is_this_machine(a_gpu, hip, kind, capability):
+    device = a_gpu("Some GPU", 7 * GIB, hip)
     assert (device.kind, device.memory_bytes, device.name) == (kind, 7 * GIB, "here")
     assert "Some GPU" in device.description
     assert device.compute_capability == capability
+    assert device.rates is None
+
+
+@pytest.mark.parametrize(
+    ("named", "gib", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", 79.11, "h100-80gb"),
+        ("NVIDIA H100 PCIe", 79.11, "h100-pcie-80gb"),
+        ("NVIDIA H100 NVL", 93.1, "h100-nvl-94gb"),
+        ("NVIDIA A100-SXM4-40GB", 39.39, "a100-40gb"),
+        ("NVIDIA A100-SXM4-80GB", 79.15, "a100-80gb"),
+        ("Tesla V100-SXM2-32GB", 31.75, "v100-32gb"),
+        ("Tesla P100-PCIE-16GB", 15.9, "p100-16gb"),
+        ("Tesla T4", 14.75, "t4"),
+        ("NVIDIA GeForce RTX 2080 Ti", 10.76, "rtx-2080-ti"),
+        ("NVIDIA GeForce RTX 3090", 23.69, "rtx-3090"),
+        ("NVIDIA RTX 6000 Ada Generation", 47.4, "rtx-6000-ada"),
+        ("NVIDIA GH200 480GB", 94.5, "gh200-96gb"),
+        ("AMD Instinct MI300X", 191.98, "mi300x"),
+    ],
+)
+def test_a_gpu_of_the_catalogue_has_its_rates_here_too(a_gpu, named, gib, name):
+    device = a_gpu(named, int(gib * GIB), "6.4" if name.startswith("mi") else None)
+    assert device.rates == DEVICES[name].rates is not None
+    assert device.memory_bytes == int(gib * GIB)
+
+
+@pytest.mark.parametrize(
+    ("named", "gib"),
+    [
+        ("NVIDIA GeForce RTX 3090 Ti", 23.69),
+        ("NVIDIA GeForce RTX 4080 SUPER", 15.7),
+        ("NVIDIA GeForce RTX 3080 Laptop GPU", 9.8),
+        ("NVIDIA GeForce RTX 3060", 7.66),  # a card of the same name with 8 GB
+        ("Tesla V100-PCIE-32GB", 31.75),
+        ("NVIDIA A100 80GB PCIe", 79.15),
+        ("NVIDIA H20", 95.1),
+        ("", 79.11),
+    ],
+)
+def test_a_gpu_of_a_like_name_has_no_rates(a_gpu, named, gib):
+    assert a_gpu(named, int(gib * GIB)).rates is None
 
 
 def test_a_macs_gpu_has_what_metal_recommends(monkeypatch):

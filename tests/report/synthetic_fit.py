@@ -5,6 +5,7 @@ from dataclasses import replace
 from headwise.api.fit_results import FitPlan, FitVerification, OomAnswer, TrackedStep, VerifiedChange
 from headwise.api.results import ModelSummary
 from headwise.cost.oom.results import Candidate, Frame, OomMessage
+from headwise.cost.planning.moments import describe_moment
 from headwise.cost.planning.results import (
     Change,
     FrontierPoint,
@@ -184,7 +185,7 @@ def make_plan(ledger=None, **changes):
         "capacity_bytes": capacity,
         "spare_bytes": capacity - most,
         "peak_moment": ledger.moments[ledger.peak],
-        "peak_label": "backward of the last layer",
+        "peak_label": describe_moment(ledger.moments[ledger.peak]),
         "largest": tuple(ledger.alive(ledger.peak)[:10]),
         "timeline": make_timeline(ledger),
         "ledger": ledger,

@@ -19,6 +19,7 @@ from headwise.errors import MissingExtraError, OutputError
 from headwise.report.fit_heat import NUM_SHADES, heat_map
 from headwise.report.fit_page import render_fit_page, write_fit_page
 from headwise.report.fit_timeline import HEIGHT, MAX_COLUMNS, draw_timeline, timeline_data
+from headwise.results import format_bytes
 
 GIB = 2**30
 HOSTILE = '<b onclick="x">&\'"</b>{{ 1 }}</script><!--\u2028注意'
@@ -110,18 +111,55 @@ def test_hostile_words_of_a_fit_stand_as_text(full_plan):
 
 def test_the_answers_stand_on_top(full_plan):
     words = words_of(render_fit_page(full_plan))
-    assert "Fits v100-32gb? Tight needs 31.10 GiB to 32.89 GiB of 32.00 GiB; what is not modelled decides." in words
-    assert "Peak of the tensors 30.85 GiB backward of the last layer" in words
+    assert "Fits v100-32gb? Tight needs 31.10 to 32.89 GiB of 32.00 GiB, memory beside tensors decides" in words
+    assert "Peak of the tensors 30.85 GiB backward of layer 3" in words
     assert "Largest batch 31 at length 2,048; length 2,011 at batch 32" in words
     assert "Least time of a step 3.5 s bound by FLOPs: 3.2 s at 15.7 TFLOP/s, 1.3 s at 900 GB/s" in words
 
 
 def test_changes_stand_in_blocks_with_their_reasons(full_plan):
     words = words_of(render_fit_page(full_plan))
-    assert "2 fused optimizer step the peak is in backward, not there 0 no 31.30 GiB 0 %" in words
+    assert "Frees nothing Less than 1/1,000 of the peak, or it takes more. fused optimizer step the peak is in" in words
+    assert "a window of 256 tokens takes 512.0 MiB more: eager attention masks, it skips nothing" in words
+    assert "Fits Peak then FLOPs per token 1 fused attention" in words
     assert "ZeRO-3 (FSDP) over 8 devices 102.4 MiB no 31.20 GiB 0 % 4.00 GiB weights: all-gather 3.00 GiB" in words
-    assert "Not possible here bfloat16 a V100 has no units for bfloat16" in words
-    assert "What makes it fit fused attention + full checkpointing (peak 3.00 GiB, +33 % FLOPs, fits) ." in words
+    assert "Not possible here What stands in the way of each. bfloat16 a V100 has no units for bfloat16" in words
+    assert (
+        "What makes it fit fused attention + full checkpointing (peak 3.00 GiB, +33 % FLOPs per token, fits) ." in words
+    )
+
+
+def test_what_makes_it_fit_stands_before_every_section(full_plan):
+    page = render_fit_page(full_plan)
+    assert page.index('class="need"') < page.index("What makes it fit") < page.index("<section id=")
+
+
+def test_the_bar_and_the_headline_tell_one_need(synthetic_fit):
+    plan = synthetic_fit.make_plan(reserved_bytes=31 * GIB)
+    page = render_fit_page(plan)
+    words = words_of(page)
+    assert "needs 31.10 to 33.04 GiB of 32.00 GiB" in words
+    reserved = format_bytes(31 * GIB - plan.peak_bytes)
+    assert f"Reserved beside them up to {reserved} Not modelled 256.0 MiB to 2.04 GiB" in words
+    assert "for which torch reserves 31.00 GiB, at backward of layer 3" in words
+    bars = [a for tag, a in Elements(page).tags if tag == "rect" and a["class"].startswith("kind ")]
+    assert sum(float(bar["width"].rstrip("%")) for bar in bars) == pytest.approx(100, abs=0.001 * len(bars))
+
+
+def test_names_of_phases_stand_where_a_screen_has_room_for_them(synthetic_fit):
+    def shown(lengths):
+        names = [name for name, length in lengths.items() for _ in range(length)]
+        ledger = Ledger(moments=tuple(f"{name}: {i}" for i, name in enumerate(names)), entries=())
+        return {phase.name: phase.shown for phase in draw_timeline(synthetic_fit.make_plan(ledger)).phases}
+
+    usual = shown({"forward": 14, "loss": 1, "backward": 14, "optimizer step": 1})
+    assert usual == {"forward": "always", "loss": "always", "backward": "always", "optimizer step": "wide"}
+    assert shown({"forward": 200, "backward": 1, "loss": 1}) == {
+        "forward": "always",
+        "backward": "never",
+        "loss": "always",
+    }
+    assert shown({"forward": 3}) == {"forward": "always"}
 
 
 def test_what_is_not_modelled_has_its_bounds_and_source(full_plan):

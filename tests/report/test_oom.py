@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from itertools import pairwise
 from typing import get_args
 
 import pytest
@@ -52,13 +53,14 @@ def test_what_else_was_alive_and_what_to_do_follow(synthetic_fit):
         text.index(words)
         for words in (
             "Likeliest",
-            "alive in forward: layer 3",
-            "layers 0-3: attention scores",
             "What to do",
             "- Take a kernel that builds no score matrix.",
-            "Changes of bert-base: 32 texts × 2,048 tokens",
-            "same result",
             "What makes it fit: fused attention",
+            "  others",
+            "alive in forward: layer 3",
+            "layers 0-3: attention scores",
+            "Changes of bert-base: 32 texts × 2,048 tokens",
+            "The same result",
             "note: the batch and the length",
         )
     ]
@@ -77,6 +79,24 @@ def test_a_message_without_a_size_or_a_model_gets_no_empty_table(synthetic_fit):
     text = oom_text(replace(answer, requested_bytes=None, message=message, advice=(), evidence=()))
     assert "The message names no size." in text and "asked for" not in text and "raised in" not in text
     assert "What to do" not in text and "Changes" not in text
+
+
+def test_a_message_without_figures_leaves_no_gap_and_its_class_keeps_its_name(synthetic_fit):
+    answer = synthetic_fit.make_oom()
+    message = OomMessage(
+        backend="cuda", wording="cut short", requested_text=None, requested_low_bytes=None, requested_high_bytes=None
+    )
+    evidence = ("torch.OutOfMemoryError without its text",)
+    bare = replace(answer, message=message, evidence=evidence, candidates=(), requested_bytes=None)
+    lines = oom_text(bare).splitlines()
+    assert lines[1:4] == ["torch.OutOfMemoryError without its text.", "", "The message names no size."]
+    assert all(line or following for line, following in pairwise(lines))
+
+
+def test_a_candidate_that_is_hardly_likely_is_not_told_as_impossible(synthetic_fit):
+    answer = synthetic_fit.make_oom()
+    candidates = (answer.candidates[0], replace(answer.candidates[1], score=1e-6))
+    assert "below 0.01" in oom_text(replace(answer, candidates=candidates))
 
 
 def test_other_candidates_are_cut(synthetic_fit):

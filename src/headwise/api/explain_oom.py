@@ -1,7 +1,9 @@
 """explain_oom: around a step; when memory runs out in it, the error says what it is about and what to change."""
 
 import traceback
+import weakref
 from contextlib import ContextDecorator, suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -9,17 +11,26 @@ import torch
 from torch import nn
 
 from headwise.api.fit_results import OomAnswer
-from headwise.api.module_config import config_of
+from headwise.api.module_config import attention_of, autocast_dtype_on, config_of, is_checkpointed, precision_of
 from headwise.config.checks import require_instance, require_size
+from headwise.cost.devices import find_device
+from headwise.cost.oom.messages import read_message
+from headwise.cost.results import Device
 from headwise.errors import describe
 
-# What RuntimeErrors say that are about memory: of a CPU's allocator, of Apple's GPUs, and of CUDA where it is not
-# torch's allocator that failed. All others pass untouched.
-WORDINGS = ("DefaultCPUAllocator", "MPS backend out of memory", "CUDA out of memory", "CUDA error: out of memory")
 ANSWER = "headwise_answer"
+MAX_TEXT = 2**16  # characters of an error in which its message is looked for
+NO_MODULE = "Without a model no changes can be reckoned: give explain_oom the module, and batch and seq."
+NO_CONFIG = "The config of {name} cannot be read: tensors of common shapes were tried in place of its own."
 
 
-def explain_oom(module: nn.Module | None = None, *, batch: int | None = None, seq: int | None = None) -> "ExplainOom":
+def explain_oom(
+    module: nn.Module | None = None,
+    *,
+    batch: int | None = None,
+    seq: int | None = None,
+    gpu: str | Device | None = None,
+) -> "ExplainOom":
     """Explain an out-of-memory error that the code inside raises, and let it go on.
 
     The error that leaves the block is the same object, of the same type. Its notes, which Python prints below its text,
@@ -32,17 +43,21 @@ def explain_oom(module: nn.Module | None = None, *, batch: int | None = None, se
     What cannot: as a rule Linux grants memory that it does not have, and kills the process when the memory is used.
     Nothing runs in the process then, and nothing is explained. `headwise fit` tells before.
 
-    The explanation needs no GPU memory, and on the host some MB: what it reads is imported and read when the block is
-    entered. It frees nothing and keeps nothing alive: tensors of the failed step live as long as the error's traceback.
-    To go on after it, leave the `except` clause before `torch.cuda.empty_cache()`.
+    The explanation needs no GPU memory, and on the host some MB: what it needs is imported when the block is entered,
+    and nothing is read before an error comes. It frees nothing and keeps nothing alive, the module neither: tensors of
+    the failed step live as long as the error's traceback. To go on after it, leave the `except` clause before
+    `torch.cuda.empty_cache()`.
 
     Args:
-        module: the model. If it carries a Hugging Face config, the tensor is looked for among this model's.
+        module: the model. If it carries a Hugging Face config, the tensor is looked for among this model's, in steps
+            that agree with what the module says: the dtype of its weights, autocast where it is on around the block,
+            its attention, training mode and gradients, checkpointing.
         batch: number of texts of the step. Default: solved for.
         seq: tokens per text. Default: solved for.
+        gpu: the device: a name of the catalogue, or a `Device`. Default: one of the capacity that the error tells.
 
     Raises:
-        ConfigError: an argument is no module or no number.
+        ConfigError: an argument is no module or no number, or there is no such device.
 
     Example:
         >>> with headwise.explain_oom(model):
@@ -54,17 +69,18 @@ def explain_oom(module: nn.Module | None = None, *, batch: int | None = None, se
     for name, value in (("batch", batch), ("seq", seq)):
         if value is not None:
             require_size(name, value)
-    return ExplainOom(module, batch=batch, seq=seq)
+    device = find_device(gpu) if isinstance(gpu, str) else gpu
+    if device is not None:
+        require_instance("gpu", device, Device)
+    return ExplainOom(module, batch=batch, seq=seq, gpu=device)
 
 
 class ExplainOom(ContextDecorator):
     """What `explain_oom` returns: a context manager, and a decorator of a function that makes a step."""
 
-    def __init__(self, module: nn.Module | None, *, batch: int | None, seq: int | None):
-        self._module = module
-        self._known: dict[str, Any] = {
-            name: value for name, value in (("batch", batch), ("seq", seq)) if value is not None
-        }
+    def __init__(self, module: nn.Module | None, **known: Any):
+        self._module = None if module is None else weakref.ref(module)
+        self._known = {name: value for name, value in known.items() if value is not None}
 
     def __enter__(self) -> "ExplainOom":
         # Now, as later there may be no memory to import anything with.
@@ -72,7 +88,6 @@ class ExplainOom(ContextDecorator):
         from headwise.report.oom import oom_text
 
         self._oom, self._write = oom, oom_text
-        self._model = config_of(self._module) if self._module is not None else None
         return self
 
     def __exit__(
@@ -91,13 +106,56 @@ class ExplainOom(ContextDecorator):
     def _explain(self, error: BaseException) -> OomAnswer:
         """Ask what the error is about, with the lines of code around it; its causes are other errors."""
         text = "".join(traceback.format_exception(error, chain=False))
-        return self._oom(text, model=self._model, **self._known)
+        module = None if self._module is None else self._module()
+        model = None if module is None else config_of(module)
+        step = {} if module is None or model is None else step_of(module, error)
+        answer = self._oom(text, model=model, **self._known, **step)
+        if model is not None:
+            return answer
+        return replace(answer, notes=(NO_MODULE if module is None else NO_CONFIG.format(name=type(module).__name__),))
+
+
+def step_of(module: nn.Module, error: BaseException) -> dict[str, Any]:
+    """Return what a module says of the step that raised an error, as settings of `oom`; what it leaves open is not in.
+
+    Autocast and gradients are as they were around the block, for what was switched inside is switched back. float32
+    weights leave the precision open where a function of the traceback switches autocast.
+    """
+    weight = next(module.parameters(), None)
+    device = torch.device("cpu") if weight is None else weight.device
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    autocast_dtype = autocast_dtype_on(device.type)
+    precision = precision_of(module, autocast_dtype)
+    if precision == "fp32" and any("autocast" in name for code in codes for name in (code.co_name, *code.co_names)):
+        precision = None
+    known = {
+        "phase": _phase(module, {code.co_name for code in codes}),
+        "precision": precision,
+        "attention": attention_of(module),
+        "checkpoint": "full" if is_checkpointed(module) else "none",
+        "dropout": module.training,
+        "compute_capability": torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
+    }
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def _phase(module: nn.Module, functions: set[str]) -> str | None:
+    """Tell the phase by mode and gradients; None: of a module that does not train, gradients may be off inside."""
+    if torch.is_grad_enabled():
+        return "train" if module.training else None
+    # transformers' `generate` reads the prompt in `_prefill`, and then goes on token by token.
+    is_token = "generate" in functions and "_prefill" not in functions
+    return "decode" if is_token else "prefill"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether an error says that torch found no memory for a tensor."""
+    """Tell whether an error says that there was no memory: one of torch's class for it, or one that `oom` can read."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
-    with suppress(Exception):  # a user's own exception, whose text fails
-        return isinstance(error, RuntimeError) and any(wording in str(error) for wording in WORDINGS)
-    return False
+    if not isinstance(error, RuntimeError | MemoryError):
+        return False
+    try:
+        read_message(str(error)[:MAX_TEXT])
+    except Exception:  # it is about something else; or a user's own exception, whose text fails
+        return False
+    return True

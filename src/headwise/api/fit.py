@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from headwise.api.fit_door import check_flags, check_paths, check_progress, check_step, check_sweep, find_fit_device
 from headwise.api.fit_results import FitPlan
 from headwise.api.fit_subject import FitSubject, find_subject, length_of
 from headwise.api.history import read_history, summarise_history
@@ -13,14 +14,14 @@ from headwise.api.progress import Progress, Steps
 from headwise.api.summary import summarise
 from headwise.config.checks import require_size
 from headwise.config.model import ModelConfig
-from headwise.cost.devices import HERE, custom_device, find_device, kernel_note_of
-from headwise.cost.planner import unmodelled
+from headwise.cost.devices import HERE, kernel_note_of
+from headwise.cost.planner import held_bytes, unmodelled
 from headwise.cost.planning.moments import describe_moment, largest_at_peak, timeline
 from headwise.cost.planning.plan import Planned, plan
 from headwise.cost.planning.positions import with_positions
 from headwise.cost.planning.setup import Setup
-from headwise.cost.planning.sweep import parse_axes, sweep_sizes
-from headwise.cost.results import Device
+from headwise.cost.planning.sweep import parse_axes
+from headwise.cost.results import NO_FUSED_KERNELS, Device
 from headwise.cost.roofline import estimate_time
 from headwise.cost.sharding.results import Sharding
 from headwise.cost.workload import Lora, Workload
@@ -82,10 +83,15 @@ def fit(
     Raises:
         HeadwiseError: something asked for cannot be found, read, predicted or written, or is out of range.
     """
+    check_progress(progress)
     steps = Steps(progress, STEPS)
     steps.start("reading the model")
     require_size("num_gpus", num_gpus, minimum=2)
-    device = _find_device(gpu, gpu_memory)
+    check_flags(head=head, verify=verify)
+    check_paths(history=history, out=out)
+    check_step(step, lora_rank=lora_rank)
+    check_sweep(sweep)
+    device = find_fit_device(gpu, gpu_memory)
     if out is not None:
         from headwise.report.files import check_page_place
 
@@ -104,18 +110,21 @@ def fit(
     steps.start("planning")
     predictor, predictor_notes = subject.predictor_of(setup)
     notes += predictor_notes
-    planned = plan(predictor, setup, device, num_devices=num_gpus)
+    planned = plan(predictor, setup, device, num_devices=num_gpus, axes=axes)
     kernel = None if config is None else kernel_of(config, workload)
-    if kernel is not None and kernel.is_quadratic:
+    device_note = kernel_note_of(device)
+    if kernel is not None and device.step_capability == NO_FUSED_KERNELS:
+        kernel = replace(kernel, reasons=())  # they speak of CUDA's devices; the note says what is known of this one
+    elif kernel is not None and kernel.is_quadratic:
         notes += [kernel_note(device.description, kernel), QUADRATIC]
-    if device_note := kernel_note_of(device):
+    if device_note:
         notes.append(device_note)
     result = _answer(subject, setup, device, planned)
     result = replace(
         result,
         kernel=kernel,
-        time=None if config is None else estimate_time(config, workload, device, planned.ledger),
-        sweep=None if axes is None else sweep_sizes(predictor, setup, device, *axes),
+        time=None if config is None else estimate_time(config, workload, device, planned.ledger, sharding=sharding),
+        sweep=planned.sweep,
         history=kept,
         accuracy=summarise_history(kept),
         source_of="trace" if predictor_notes else "config",
@@ -136,15 +145,6 @@ def fit(
     return result
 
 
-def _find_device(gpu: str | Device, gpu_memory: str | None) -> Device:
-    """Return the device of a catalogue's name, of a size alone, or one of the catalogue with another size."""
-    if isinstance(gpu, Device):
-        return gpu
-    if gpu_memory is None:
-        return find_device(gpu)
-    return custom_device(gpu_memory, like=None if gpu == HERE else find_device(gpu))
-
-
 def _workload(
     subject: FitSubject, *, batch: int, seq: int | None, device: Device, lora_rank: int | None, step: dict[str, Any]
 ) -> Workload:
@@ -155,10 +155,9 @@ def _workload(
     defaults: dict[str, Any] = {
         "loss": "cross_entropy" if has_scores and is_training else "sum",
         "device": device.step_device,
+        "compute_capability": device.step_capability,
         "lora": None if lora_rank is None else Lora(rank=lora_rank, targets=LORA_TARGETS),
     }
-    if device.compute_capability is not None:
-        defaults["compute_capability"] = device.compute_capability
     workload = Workload(batch=batch, seq=length_of(subject, seq), **{**defaults, **step})
     return workload if "attention" in step else with_usual_attention(config, workload)
 
@@ -175,7 +174,7 @@ def _answer(subject: FitSubject, setup: Setup, device: Device, planned: Planned)
     label = ledger.moments[ledger.peak]
     num_devices = setup.sharding.num_devices if setup.sharding else 1
     parts = unmodelled(verdict.peak_bytes, device, reserved_bytes=verdict.reserved_bytes, num_devices=num_devices)
-    held_bytes = verdict.peak_bytes if verdict.reserved_bytes is None else verdict.reserved_bytes
+    most_bytes = held_bytes(verdict.peak_bytes, verdict.reserved_bytes) + sum(part.high for part in parts)
     notes = []
     listed = ledger
     if len(ledger.entries) > MAX_LISTED:
@@ -191,7 +190,7 @@ def _answer(subject: FitSubject, setup: Setup, device: Device, planned: Planned)
         peak_bytes=verdict.peak_bytes,
         reserved_bytes=verdict.reserved_bytes,
         capacity_bytes=device.memory_bytes,
-        spare_bytes=device.memory_bytes - held_bytes - sum(part.high for part in parts),
+        spare_bytes=device.memory_bytes - most_bytes,
         peak_moment=label,
         peak_label=describe_moment(label, setup.config),
         largest=largest_at_peak(ledger),

@@ -1,7 +1,8 @@
-"""The config of a module in hand, read off the module itself: nothing of it is copied or run."""
+"""The config of a module in hand, and how it computes, read off the module itself: nothing of it is copied or run."""
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from headwise.config.huggingface import read_config
@@ -9,6 +10,7 @@ from headwise.config.model import ModelConfig
 
 WRAPPED_AS = ("module", "_orig_mod")  # how DataParallel and its like, and torch.compile, hold what they wrap
 MAX_WRAPPERS = 8
+_PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 def unwrap(module: nn.Module) -> nn.Module:
@@ -33,3 +35,38 @@ def config_of(module: nn.Module) -> ModelConfig | None:
         return read_config({**config.to_dict(), "architectures": [name]}, name=name)
     except Exception:  # an unknown family; or a config of a user's own class, which may raise anything
         return None
+
+
+def attention_of(module: nn.Module) -> str | None:
+    """Return the attention that a model of transformers runs, "sdpa" or "eager"; None: another one, or not told."""
+    config: Any = getattr(unwrap(module), "config", None)
+    attention = getattr(config, "_attn_implementation", None)
+    return attention if attention in ("sdpa", "eager") else None
+
+
+def is_checkpointed(module: nn.Module) -> bool:
+    """Tell whether a model of transformers checkpoints its layers, which it does in training alone."""
+    return bool(getattr(unwrap(module), "is_activation_checkpointing", False)) and module.training
+
+
+def precision_of(module: nn.Module, autocast_dtype: torch.dtype | None) -> str | None:
+    """Return what a `Workload` calls the precision; None where it has no name for it.
+
+    Args:
+        module: its weights say their dtype.
+        autocast_dtype: what torch's autocast computes in; None: it is off.
+    """
+    dtypes = {parameter.dtype for parameter in module.parameters()}
+    dtype = dtypes.pop() if len(dtypes) == 1 else None
+    if dtype not in _PRECISIONS:
+        return None
+    if autocast_dtype is None:
+        return _PRECISIONS[dtype]
+    if dtype is not torch.float32 or autocast_dtype not in (torch.bfloat16, torch.float16):
+        return None
+    return f"amp-{_PRECISIONS[autocast_dtype]}"
+
+
+def autocast_dtype_on(device_type: str) -> torch.dtype | None:
+    """Return what torch's autocast computes in on a kind of device; None: it is off."""
+    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None

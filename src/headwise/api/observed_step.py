@@ -1,7 +1,7 @@
 """What a tracked step was: the workload of a step that the user's own code ran, told from outside."""
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
-from headwise.api.module_config import unwrap
+from headwise.api.module_config import attention_of, autocast_dtype_on, is_checkpointed, precision_of, unwrap
 from headwise.cost.results import Ledger
 from headwise.cost.workload import Workload
 from headwise.errors import HeadwiseError
 
-_PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 # Class -> our name. 8-bit AdamW and Lion are other libraries', told by their names.
 _OPTIMIZERS = {"Adam": "adam", "AdamW": "adamw", "Adafactor": "adafactor", "AdamW8bit": "adamw8bit", "Lion": "lion"}
 _STATELESS = ("sgd",)
+_DECAY_IN_GRADIENTS = ("sgd", "momentum", "adam")
 _CACHES = ("cache", "past_key_values")  # how models of transformers take keys and values of tokens before
 
 
@@ -31,21 +31,33 @@ class Size(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """How the module was called; `is_fresh`: it keeps no cache that was there before, and not none either."""
+    """How the module was called.
+
+    `is_fresh`: it keeps no cache that was there before, and not none either. `has_old_gradients`: weights had gradients
+    when it began.
+    """
 
     size: Size | None
     is_training: bool
     has_gradients: bool
     autocast_dtype: torch.dtype | None
     is_fresh: bool
+    is_checkpointed: bool
+    has_old_gradients: bool
 
 
 class _Stepped(NamedTuple):
-    """An optimizer that stepped: its name and form; whether it had its states, as every step but the first finds."""
+    """An optimizer that stepped: its name and form, and what it steps over.
+
+    `is_steady`: it had its states, as every step but the first finds. `is_plain`: no setting of it keeps or makes more
+    than the closed forms know, and all its groups have the same ones.
+    """
 
     optimizer: str | None
     form: str
     is_steady: bool
+    is_plain: bool
+    parameters: tuple[Tensor, ...]
 
 
 @dataclass
@@ -89,16 +101,16 @@ class ObservedStep:
     def _infer(self, size: Size, ledger: Ledger) -> Workload:
         parameters = list(self.module.parameters())
         device = parameters[0].device if parameters else torch.device("cpu")
-        inner: Any = unwrap(self.module)
-        attention = getattr(getattr(inner, "config", None), "_attn_implementation", None)
         first = self._calls[0]
-        if attention not in ("sdpa", "eager") or device.type not in ("cpu", "cuda"):
+        attention, precision = attention_of(self.module), precision_of(self.module, first.autocast_dtype)
+        if attention is None or precision is None or device.type not in ("cpu", "cuda"):
             raise _UnknownError
-        is_checkpointed = bool(getattr(inner, "is_activation_checkpointing", False))
+        if first.has_old_gradients:  # of a pass before the block, which the closed form's step does not begin with
+            raise _UnknownError
         common: dict[str, Any] = {
             "batch": size.batch,
             "seq": size.seq,
-            "precision": _precision({one.dtype for one in parameters}, first.autocast_dtype),
+            "precision": precision,
             "attention": attention,
             "device": device.type,
             "dropout": first.is_training,
@@ -116,12 +128,17 @@ class ObservedStep:
             **common,
             optimizer=optimizer,  # type: ignore[arg-type]
             optimizer_step=form,  # type: ignore[arg-type]
-            checkpoint="full" if is_checkpointed and first.is_training else "none",
+            checkpoint="full" if first.is_checkpointed else "none",
             accumulation=len(self._calls),
             loss="cross_entropy" if _has_cross_entropy(ledger) else "sum",
         )
 
     def _optimizer(self) -> tuple[str, str]:
+        if not all(one.is_plain for one in self._stepped):
+            raise _UnknownError
+        trained = {id(parameter) for one in self._stepped for parameter in one.parameters}
+        if trained != {id(parameter) for parameter in self.module.parameters()}:
+            raise _UnknownError
         names = sorted(str(one.optimizer) for one in self._stepped)
         forms = {one.form for one in self._stepped}
         if names == ["adamw", "muon"]:
@@ -133,15 +150,16 @@ class ObservedStep:
     def note_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Remember a call of the module."""
         device = next((leaf.device.type for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)), "cpu")
-        is_autocast = torch.is_autocast_enabled(device)
         caches = kwargs.get("use_cache", getattr(getattr(unwrap(self.module), "config", None), "use_cache", True))
         self._calls.append(
             _Call(
                 size=find_size(args, kwargs),
                 is_training=self.module.training,
                 has_gradients=torch.is_grad_enabled(),
-                autocast_dtype=torch.get_autocast_dtype(device) if is_autocast else None,
+                autocast_dtype=autocast_dtype_on(device),
                 is_fresh=caches is not False and all(kwargs.get(name) is None for name in _CACHES),
+                is_checkpointed=is_checkpointed(self.module),
+                has_old_gradients=any(one.grad is not None for one in self.module.parameters()),
             )
         )
 
@@ -156,6 +174,8 @@ class ObservedStep:
                 optimizer=known,
                 form=_form(group, known),
                 is_steady=known in _STATELESS or bool(optimizer.state),
+                is_plain=_is_plain(optimizer.param_groups, known),
+                parameters=tuple(parameter for one in optimizer.param_groups for parameter in one["params"]),
             )
         )
 
@@ -196,17 +216,6 @@ def find_size(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Size | None:
     return None
 
 
-def _precision(dtypes: set[torch.dtype], autocast_dtype: torch.dtype | None) -> str:
-    dtype = dtypes.pop() if len(dtypes) == 1 else None
-    if dtype not in _PRECISIONS:
-        raise _UnknownError
-    if autocast_dtype is None:
-        return _PRECISIONS[dtype]
-    if dtype is not torch.float32 or autocast_dtype not in (torch.bfloat16, torch.float16):
-        raise _UnknownError
-    return f"amp-{_PRECISIONS[autocast_dtype]}"
-
-
 def _form(group: Mapping[str, Any], optimizer: str | None) -> str:
     """Tell how an optimizer goes over its weights; what it leaves open is what torch takes by itself."""
     if group.get("fused"):
@@ -216,6 +225,24 @@ def _form(group: Mapping[str, Any], optimizer: str | None) -> str:
         weight = next(iter(group.get("params", ())), None)
         foreach = weight is not None and weight.is_cuda and optimizer != "adafactor"
     return "foreach" if foreach else "loop"
+
+
+def _is_plain(groups: Sequence[Mapping[str, Any]], optimizer: str | None) -> bool:
+    """Tell whether no setting of an optimizer makes tensors that the closed forms do not know.
+
+    AMSGrad keeps the largest second moments, one more state; `maximize` negates the gradients, a copy; weight decay
+    that is added to gradients is a copy too, which a fused step alone does without; a differentiable step is recorded.
+    """
+    if len({(_form(one, optimizer), bool(one.get("momentum"))) for one in groups}) > 1:
+        return False
+    adds_decay = optimizer in _DECAY_IN_GRADIENTS
+    return not any(
+        one.get("amsgrad")
+        or one.get("maximize")
+        or one.get("differentiable")
+        or (adds_decay and one.get("weight_decay") and not one.get("fused") and not one.get("decoupled_weight_decay"))
+        for one in groups
+    )
 
 
 def _has_cross_entropy(ledger: Ledger) -> bool:

@@ -6,24 +6,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwise.api.fit_results import OomAnswer
-from headwise.api.fit_subject import FitSubject, find_subject
+from headwise.api.fit_subject import find_subject
+from headwise.api.oom_changes import KnownStep, with_changes
 from headwise.api.summary import summarise
-from headwise.config.checks import require_instance, require_size
+from headwise.config.checks import require_instance, require_size, shown
 from headwise.config.model import ModelConfig
-from headwise.cost.devices import find_device, this_machine
-from headwise.cost.oom.card import find_card
+from headwise.cost.devices import HERE, find_device, kernel_note_of, usable_ram_bytes
+from headwise.cost.oom.card import card_note, find_card
 from headwise.cost.oom.kinds import diagnose
 from headwise.cost.oom.messages import read_message
-from headwise.cost.oom.results import Candidate, OomMessage
+from headwise.cost.oom.results import OomMessage
 from headwise.cost.oom.solve import solve
 from headwise.cost.oom.steps import Hints
 from headwise.cost.oom.traceback import operation_of
-from headwise.cost.planning.closed_form import ClosedForm
-from headwise.cost.planning.moments import describe_moment
-from headwise.cost.planning.plan import plan
-from headwise.cost.planning.positions import with_positions
-from headwise.cost.planning.setup import Setup
-from headwise.cost.results import Device, Ledger, LedgerEntry
+from headwise.cost.results import Device
 from headwise.cost.workload import Workload
 from headwise.errors import HeadwiseError, TextError
 
@@ -31,11 +27,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 MAX_LOG_BYTES = 4 * 2**20  # the end of a longer log is read: a failure is the last thing in it
-NUM_ALIVE = 10
-NO_MODEL = "Without a model no changes can be reckoned: give --model (model=), and --batch and --seq where known."
-NO_CANDIDATE = "No tensor of {name} has this size in the steps that were tried: no changes are reckoned."
-ASSUMED = "The changes are reckoned for the likeliest candidate's step: {step}."
-NO_CAPACITY = "The message does not tell the memory of the device: give --gpu (gpu=) to know what fits."
+LOG_SUFFIXES = (".log", ".txt", ".out", ".err")
+NO_MODEL = "Without a model no changes can be reckoned: give model (--model), and batch and seq where known."
+THIS_COMPUTER = "The message tells no memory of the computer: that of this one is taken; name another with gpu (--gpu)."
 
 
 def oom(
@@ -60,7 +54,8 @@ def oom(
         gpu: the device: a name of the catalogue, or a Device. Default: one of the capacity that the message tells.
         head: read a bare model as its family's language model.
         num_gpus: devices of the shardings among the changes.
-        **step: what is known of the step: phase, precision, optimizer, optimizer_step, attention, checkpoint, loss.
+        **step: what is known of the step: phase, precision, optimizer, optimizer_step, attention, checkpoint, loss,
+            dropout, compute_capability. None = not known.
 
     Raises:
         TextError: the text holds no out-of-memory message.
@@ -70,11 +65,14 @@ def oom(
     for name, value in (("batch", batch), ("seq", seq)):
         if value is not None:
             require_size(name, value)
+    require_size("num_gpus", num_gpus)
+    hints = _hints(step)
     read = read_message(message)
-    device = _device_of(read, gpu)
+    device, notes = _find_device(read, gpu, hints.compute_capability)
+    if hints.compute_capability is None and device is not None:
+        hints = replace(hints, compute_capability=device.compute_capability)
     subject = None if model is None else find_subject(model, head=head)
     config = None if subject is None else subject.config
-    hints = _hints(step)
     candidates = solve(read, config, hints=hints, operation=operation_of(read.traceback), batch=batch, seq=seq)
     kind, evidence, advice = diagnose(read)
     answer = OomAnswer(
@@ -85,30 +83,43 @@ def oom(
         advice=advice,
         candidates=candidates,
         model=None if subject is None else summarise(config, name=subject.name, source=subject.source),
+        notes=notes,
     )
     if subject is None:
         return replace(answer, notes=(NO_MODEL,))
-    return _with_changes(answer, subject, device, batch=batch, seq=seq, num_gpus=num_gpus)
+    known = KnownStep(hints=hints, batch=batch, seq=seq, device=device, num_gpus=num_gpus)
+    return with_changes(answer, subject, known)
 
 
 def read_text(source: str) -> str:
     """Return the text of a file where `source` is the path of one, else `source` itself.
 
     Raises:
-        TextError: the file cannot be read.
+        TextError: the file cannot be read, or `source` looks like the path of a file and there is none.
     """
     try:
-        is_file = Path(source).is_file()
+        path = Path(source)
+        is_file, is_folder = path.is_file(), path.is_dir()
     except (OSError, ValueError):  # too long for a path, or no path at all
-        is_file = False
+        is_file = is_folder = False
     if not is_file:
+        if is_folder and source:
+            raise TextError(f"a log must be a file; {shown(source)} is a folder")
+        if _is_like_path(source):
+            raise TextError(f"there is no file {shown(source)}: give the path of a log, or the message itself")
         return source
     try:
-        with Path(source).open("rb") as file:
+        with path.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_LOG_BYTES))
             return _decode(file.read(MAX_LOG_BYTES))
     except OSError as error:
         raise TextError(f"a log {source} cannot be read: {error.strerror or error}") from None
+
+
+def _is_like_path(source: str) -> bool:
+    """Tell whether a word was meant as a path; a message has blanks."""
+    is_word = bool(source) and not any(map(str.isspace, source))
+    return is_word and (source.lower().endswith(LOG_SUFFIXES) or "/" in source or "\\" in source)
 
 
 def read_stream(stream: Any) -> str:
@@ -133,61 +144,33 @@ def _hints(step: dict[str, Any]) -> Hints:
     for name in step:
         if name not in known:
             raise HeadwiseError(f"what is known of a step must be one of {', '.join(sorted(known))}; got {name}")
-    Workload(batch=1, seq=1, **step)
-    return Hints(**step)
+    given = {name: value for name, value in step.items() if value is not None}
+    Workload(batch=1, seq=1, **given)
+    return Hints(**given)
 
 
-def _device_of(message: OomMessage, gpu: str | Device | None) -> Device | None:
-    """Return the device that ran out of memory; None where nothing tells its memory."""
-    if isinstance(gpu, Device):
-        return gpu
+def _find_device(
+    message: OomMessage, gpu: str | Device | None, capability: tuple[int, int] | None
+) -> tuple[Device | None, tuple[str, ...]]:
+    """Return the device that ran out of memory, None where nothing tells its memory, and what is assumed of it."""
     if gpu is not None:
-        return find_device(gpu)
-    return this_machine() if message.backend == "cpu" else find_card(message)
+        require_instance("gpu", gpu, Device if isinstance(gpu, Device) else str)
+        device = gpu if isinstance(gpu, Device) else find_device(gpu)
+        return device, _kernel_notes(device)
+    if message.backend == "cpu":
+        computer = Device(
+            name=HERE,
+            description="this computer",
+            memory_bytes=usable_ram_bytes(),
+            kind="cpu",
+            source="the operating system",
+            date="",
+        )
+        return computer, (THIS_COMPUTER,)
+    found, note = find_card(message, capability), card_note(message, capability)
+    return found, ((note,) if note else ()) + (_kernel_notes(found) if found else ())
 
 
-def _with_changes(
-    answer: OomAnswer, subject: FitSubject, device: Device | None, *, batch: int | None, seq: int | None, num_gpus: int
-) -> OomAnswer:
-    """Add what else was alive, and what a fit would change, for the step of the likeliest candidate."""
-    found = next((one for one in answer.candidates if one.workload is not None), None)
-    config = subject.config
-    if found is None or found.workload is None or config is None:
-        return replace(answer, notes=(NO_CANDIDATE.format(name=subject.name),))
-    workload = found.workload
-    config = with_positions(config, workload.seq)
-    predictor = ClosedForm()
-    setup = Setup(config=config, workload=workload)
-    ledger = predictor.ledger(setup)
-    moment = _moment_of(found, ledger)
-    notes = [ASSUMED.format(step=_describe(workload))]
-    answer = replace(
-        answer,
-        workload=workload,
-        peak_moment=describe_moment(ledger.moments[moment], config),
-        alive=tuple(ledger.alive(moment)[:NUM_ALIVE]),
-    )
-    if device is None:
-        return replace(answer, notes=(*notes, NO_CAPACITY))
-    planned = plan(predictor, setup, device, num_devices=num_gpus)
-    return replace(
-        answer,
-        changes=planned.changes,
-        path=planned.paths[0].changes if planned.paths else (),
-        notes=tuple(notes),
-    )
-
-
-def _moment_of(candidate: Candidate, ledger: Ledger) -> int:
-    """Return when a tensor of a candidate's shape and dtype is first alive; the peak where none is."""
-
-    def is_it(entry: LedgerEntry) -> bool:
-        return (entry.shape, entry.dtype) == (candidate.shape, candidate.dtype)
-
-    born = [entry.born for entry in ledger.entries if is_it(entry)]
-    return min(born) if born else ledger.peak
-
-
-def _describe(workload: Workload) -> str:
-    parts = (workload.phase, f"batch {workload.batch:,}", f"length {workload.seq:,}", workload.precision)
-    return ", ".join((*parts, f"{workload.attention} attention", f"checkpoint {workload.checkpoint}"))
+def _kernel_notes(device: Device) -> tuple[str, ...]:
+    note = kernel_note_of(device)
+    return () if note is None else (note[0].upper() + note[1:] + ".",)

@@ -56,8 +56,7 @@ def memory_section(
             fit=judge(measured.peak_bytes, device) if measured and device.kind == "cpu" else None,
             notes=notes,
         )
-    if device.compute_capability is not None:
-        workload = replace(workload, compute_capability=device.compute_capability)
+    workload = replace(workload, compute_capability=device.step_capability)
     on_device = predicted_here if predicted_here and device.kind == "cpu" else predict(config, workload)
     shown = predicted_here or on_device
     if shown is None:

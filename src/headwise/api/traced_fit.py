@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -15,13 +16,21 @@ from headwise.cost.planning.positions import with_positions
 from headwise.cost.planning.setup import Setup
 from headwise.cost.results import Ledger, StepMemory
 from headwise.cost.tracing.flops import trace_flops
+from headwise.cost.tracing.sizes import between_sizes
 from headwise.cost.tracing.trace import step_memory, trace_step
 from headwise.cost.workload import Workload
-from headwise.errors import UnsupportedError
+from headwise.errors import HeadwiseError, UnsupportedError
 from headwise.loading.build import build_module
 
-MAX_TRACES = 48  # enough for every single change, and a search for the largest batch and length
+MAX_TRACES = 20  # enough for every single change and some pairs
+MAX_TRACES_OF_SIZES = 8  # beside them, of the step itself at other batches and lengths: its largest ones are looked for
 MAX_SECONDS = 20.0
+NUM_SIZES = {"batch": 2, "seq": 3}
+"""How many batches and lengths `between_sizes` needs to tell all others. They double, from the first one or from 2: with
+one text, or of one token, torch copies less, as a tensor then lies in memory in any order."""
+TWINS = {"fp16": "bf16", "amp-fp16": "amp-bf16"}
+"""Precisions whose step differs from another's in the name of a dtype alone, where kernels serve both."""
+FIRST_WITH_TWINS = (8, 0)  # compute capability; before, kernels for bfloat16 are missing
 REPLAYED_STEPS = 2  # the second finds segments that the first has cut
 MAX_REPLAYED_ENTRIES = 150_000  # a few seconds
 # Where a config says how many positions its model has. A longer text is traced with as many as it has tokens.
@@ -32,8 +41,11 @@ class Traced:
     """A `Predictor` for a model without a closed form: its module's own code runs without numbers.
 
     It tells what a workload changes: batch, length, precision, attention, optimizer, checkpointing, adapters. It cannot
-    tell another model (fewer heads, a window) nor a step over several devices. Each workload is traced once, which
-    takes seconds for a large model; so after some of them it refuses others, and the plan says what was left out.
+    tell another model (fewer heads, a window) nor a step over several devices.
+
+    A trace takes seconds for a large model, so few are made: of all batches two, and of all lengths three, where they
+    make the same tensors in the same order; the others are reckoned from those. After some traces it refuses more, and
+    the plan says what was left out.
 
     Args:
         subject: what a config.json says, or a module.
@@ -56,7 +68,11 @@ class Traced:
         self._subject = subject
         self._max_traces, self._max_seconds = max_traces, max_seconds
         self._seconds = 0.0
-        self._ledgers: dict[Workload, Ledger] = {}
+        self._num_sizes = 0
+        self._first: Workload | None = None
+        self._ledgers: dict[Workload, Ledger] = {}  # that were traced
+        self._steps: dict[Workload, StepMemory] = {}
+        self._unlike: set[tuple[str, Workload]] = set()  # where sizes that were traced do not tell the others
         self._refused: dict[Workload, UnsupportedError] = {}
         self._forward_flops: dict[tuple[int, int], int] = {}
         self._modules: dict[tuple[tuple[str, int], ...], nn.Module] = {}  # the latest one, by its longer tables
@@ -69,7 +85,10 @@ class Traced:
                 asked for, or enough was traced.
             HeadwiseError: the module cannot be built or run.
         """
-        return step_memory(self.ledger(setup))
+        workload = self._workload_of(setup)
+        if workload not in self._steps:
+            self._steps[workload] = step_memory(self._ledger_of(workload))
+        return self._steps[workload]
 
     def ledger(self, setup: Setup) -> Ledger:
         """Return every tensor of a step.
@@ -77,20 +96,7 @@ class Traced:
         Raises:
             HeadwiseError: as of `step`.
         """
-        workload = self._workload_of(setup)
-        if workload in self._refused:
-            raise self._refused[workload]
-        if workload not in self._ledgers:
-            self._require_budget()
-            started = time.perf_counter()
-            try:
-                self._ledgers[workload] = self._trace(workload)
-            except UnsupportedError as error:
-                self._refused[workload] = error
-                raise
-            finally:
-                self._seconds += time.perf_counter() - started
-        return self._ledgers[workload]
+        return self._ledger_of(self._workload_of(setup))
 
     def reserved(self, setup: Setup, capacity_bytes: int | None = None) -> int | None:
         """Return what torch's CUDA allocator reserves for two steps; None on a CPU, and where they do not fit.
@@ -136,7 +142,82 @@ class Traced:
             raise UnsupportedError(f"a narrower cache is told in closed form, and {self.name} has none")
         return workload
 
-    def _require_budget(self) -> None:
+    def _ledger_of(self, workload: Workload) -> Ledger:
+        """Return a ledger that was traced, else one reckoned from others that were, else a new trace."""
+        self._first = self._first or workload
+        if workload in self._ledgers:
+            return self._ledgers[workload]
+        twin = TWINS.get(workload.precision)
+        if twin and workload.device == "cuda" and workload.compute_capability >= FIRST_WITH_TWINS:
+            return _in_float16(self._ledger_of(replace(workload, precision=twin)))  # type: ignore[arg-type]
+        for field in NUM_SIZES:
+            ledger = self._between(workload, field)
+            if ledger is not None:
+                return ledger
+        return self._traced(workload)
+
+    def _between(self, workload: Workload, field: str) -> Ledger | None:
+        """Return a ledger by its batch or its length; None where that is to be traced, or does not tell it."""
+        size, sizes = getattr(workload, field), self._sizes_for(workload, field)
+        family = (field, replace(workload, **{field: sizes[0]})) if sizes else (field, workload)
+        if size in (1, getattr(self._first, field), *sizes) or not sizes or family in self._unlike:
+            return None
+        try:
+            known = {one: self._ledger_of(replace(workload, **{field: one})) for one in sizes}
+        except HeadwiseError:  # too long for the model, or no budget is left: the size itself may do
+            known = {}
+        ledger = between_sizes(known, size) if known else None
+        if ledger is None:
+            self._unlike.add(family)
+        return ledger
+
+    def _sizes_for(self, workload: Workload, field: str) -> tuple[int, ...]:
+        """Return the batches or lengths that tell a workload's, none where none do.
+
+        A table of positions grows with texts beyond it and not before, so lengths on one side of it tell no other.
+        """
+        count = NUM_SIZES[field]
+        start = max(2, getattr(self._first, field))
+        tables = self._tables()
+        if field == "seq" and tables:
+            least, most = min(tables), max(tables)
+            if workload.seq > most:
+                start = max(start, most + 1)
+            elif workload.seq <= least:
+                start = min(start, least >> (count - 1))
+            else:
+                start = 0
+        return tuple(start << number for number in range(count)) if start >= 2 else ()
+
+    def _tables(self) -> list[int]:
+        """Return the positions that the model has."""
+        subject = self._subject
+        if isinstance(subject, nn.Module):
+            told = {key: getattr(getattr(subject, "config", None), key, None) for key in POSITIONS}
+        else:
+            told = {key: subject.get(key) for key in POSITIONS}
+        return [positions for positions in told.values() if isinstance(positions, int) and positions > 0]
+
+    def _traced(self, workload: Workload) -> Ledger:
+        if workload in self._refused:
+            raise self._refused[workload]
+        self._require_budget(workload)
+        started = time.perf_counter()
+        try:
+            self._ledgers[workload] = self._trace(workload)
+        except UnsupportedError as error:
+            self._refused[workload] = error
+            raise
+        finally:
+            self._seconds += time.perf_counter() - started
+        return self._ledgers[workload]
+
+    def _require_budget(self, workload: Workload) -> None:
+        first = self._first
+        if first is not None and workload == replace(first, batch=workload.batch, seq=workload.seq):
+            self._num_sizes += 1
+            if self._num_sizes <= MAX_TRACES_OF_SIZES:
+                return
         if len(self._ledgers) < self._max_traces and self._seconds < self._max_seconds:
             return
         raise UnsupportedError(
@@ -169,3 +250,9 @@ class Traced:
         if longer not in self._modules:
             self._modules = {longer: build_module({**subject, **dict(longer)}, name=self.name)}
         return self._modules[longer]
+
+
+def _in_float16(ledger: Ledger) -> Ledger:
+    """Return a ledger of bfloat16 with float16 in its place."""
+    entries = (replace(one, dtype="float16") if one.dtype == "bfloat16" else one for one in ledger.entries)
+    return Ledger(moments=ledger.moments, entries=tuple(entries))

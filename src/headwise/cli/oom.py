@@ -18,9 +18,11 @@ def oom(
     phase: Annotated[str | None, typer.Option(help="train, prefill or decode, where it is known")] = None,
     precision: Annotated[str | None, typer.Option(help="fp32, bf16, fp16, amp-bf16, amp-fp16")] = None,
     optimizer: Annotated[str | None, typer.Option(help="as of fit")] = None,
+    optimizer_step: Annotated[str | None, typer.Option(help="foreach, fused, loop")] = None,
     attention: Annotated[str | None, typer.Option(help="sdpa or eager")] = None,
     checkpoint: Annotated[str | None, typer.Option(help="none, selective, full")] = None,
     loss: Annotated[str | None, typer.Option(help="sum, cross_entropy, chunked_cross_entropy")] = None,
+    num_gpus: Annotated[int, typer.Option(help="devices of the shardings among the changes")] = 8,
     head: Annotated[bool, typer.Option("--head", help="read a bare model as its family's language model")] = False,
     json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
@@ -33,6 +35,7 @@ def oom(
         "phase": phase,
         "precision": precision,
         "optimizer": optimizer,
+        "optimizer_step": optimizer_step,
         "attention": attention,
         "checkpoint": checkpoint,
         "loss": loss,
@@ -45,6 +48,7 @@ def oom(
         seq=seq,
         gpu=gpu,
         head=head,
+        num_gpus=num_gpus,
         **{name: value for name, value in step.items() if value is not None},
     )
     if json:

@@ -10,11 +10,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from headwise.config.checks import shown
 from headwise.cost.device_catalogue import DEVICES
-from headwise.cost.results import Device
+from headwise.cost.results import Device, Rates
 from headwise.errors import ConfigError
 from headwise.results import BYTES_PER_GIB, BYTES_PER_KIB, BYTES_PER_MIB, format_bytes
 
@@ -33,6 +33,15 @@ MIN_MEMORY_BYTES = BYTES_PER_MIB
 MAX_MEMORY_BYTES = 2**50
 
 _DRIVERS = ("libcuda.so.1", "libamdhip64.so")
+
+_IDLE_WORDS = {
+    *("nvidia", "geforce", "tesla", "amd", "instinct", "radeon", "gpu", "generation", "hbm2", "hbm3", "hbm3e"),
+    *("sxm", "sxm2", "sxm3", "sxm4", "sxm5"),
+}
+"""Words in the name that a driver gives which no name of the catalogue has."""
+
+_PCIE_TOO = ("p100-16gb", "a100-40gb")
+"""Devices whose rates are those of the card for a PCIe slot (too); others are slower there, or have a name of it."""
 
 _UNIT_BYTES = {
     "": 1,
@@ -55,12 +64,12 @@ _KERNEL_NOTES = {
     ),
     "mps": (
         "on MPS which kernel runs is known only in part: in training torch takes plain products, which keep the score "
-        "matrix, and without gradients kernels of its own, some of which build it; the kernels here are those of CUDA, "
-        "so eager attention is the nearer estimate of a training step (pytorch/pytorch#179294)"
+        "matrix, and without gradients kernels of its own, some of which build it (pytorch/pytorch#179294); so every "
+        "step is reckoned with the plain products, which need the most"
     ),
     "tpu": (
         "on a TPU the XLA compiler chooses the kernels, fuses and computes again as it likes: they are unknown here, "
-        "and those of CUDA stand in their place"
+        "and plain products, which keep the score matrix, stand in their place"
     ),
 }
 
@@ -183,15 +192,37 @@ def _this_cuda_gpu(torch: "ModuleType") -> Device:
     """Return the first GPU that torch's CUDA interface knows, which is AMD's too where torch was built for it."""
     properties = torch.cuda.get_device_properties(0)
     is_rocm = torch.version.hip is not None
+    kind: Literal["cuda", "rocm"] = "rocm" if is_rocm else "cuda"
     return Device(
         name=HERE,
         description=f"this machine's {properties.name}",
         memory_bytes=properties.total_memory,
-        kind="rocm" if is_rocm else "cuda",
+        kind=kind,
         source="the ROCm driver" if is_rocm else "the CUDA driver",
         date=_today(),
         compute_capability=None if is_rocm else (properties.major, properties.minor),
+        rates=_rates_of(properties.name, properties.total_memory, kind),
     )
+
+
+def _rates_of(name: str, memory_bytes: int, kind: str) -> Rates | None:
+    """Return the rates of a device of the catalogue by the name that a driver gives it; None where none is meant.
+
+    Drivers say "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB", "Tesla T4", "AMD Instinct MI300X". What is left
+    without the maker, the memory and the slot must be the catalogue's name, so that a "3090 Ti" is no "3090"; and the
+    memory must be the catalogue's within a tenth.
+    """
+    words = set(re.split(r"[^a-z0-9]+", name.lower())) - _IDLE_WORDS
+    for device in DEVICES.values():
+        own = set(device.name.split("-")) | ({"pcie"} & words if device.name in _PCIE_TOO else set())
+        is_alike = 0.9 < memory_bytes / device.memory_bytes < 1.1
+        if device.kind == kind and is_alike and _without_sizes(own) == _without_sizes(words):
+            return device.rates
+    return None
+
+
+def _without_sizes(words: set[str]) -> set[str]:
+    return {word for word in words if word and not re.fullmatch(r"[0-9]+gb", word)}
 
 
 def usable_ram_bytes() -> int:

@@ -88,10 +88,9 @@ def judge(peak_bytes: int, device: Device, *, reserved_bytes: int | None = None,
     low = sum(part.low for part in parts)
     high = sum(part.high for part in parts)
     listed = ", ".join(f"{part.what} {format_bytes(part.low)} to {format_bytes(part.high)}" for part in parts)
-    held_bytes = round_up(peak_bytes, SEGMENT_STEP_BYTES) if reserved_bytes is None else reserved_bytes
     reserved = "" if reserved_bytes is None else f", for which {format_bytes(reserved_bytes)} are reserved,"
     return FitVerdict(
-        fits=_fits(peak_bytes + low, held_bytes + high, device.memory_bytes),
+        fits=_fits(peak_bytes + low, held_bytes(peak_bytes, reserved_bytes) + high, device.memory_bytes),
         device=device,
         peak_bytes=peak_bytes,
         unmodelled_low_bytes=low,
@@ -103,6 +102,11 @@ def judge(peak_bytes: int, device: Device, *, reserved_bytes: int | None = None,
         ),
         reserved_bytes=reserved_bytes,
     )
+
+
+def held_bytes(peak_bytes: int, reserved_bytes: int | None) -> int:
+    """Return what an allocator holds for tensors: its reserved bytes, or the peak in whole steps of a segment."""
+    return round_up(peak_bytes, SEGMENT_STEP_BYTES) if reserved_bytes is None else reserved_bytes
 
 
 def _fits(least: int, most: int, capacity: int) -> Literal["yes", "tight", "no"]:

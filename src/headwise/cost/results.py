@@ -239,6 +239,10 @@ class Rates(Result):
     date: str
 
 
+NO_FUSED_KERNELS = (0, 0)
+"""A compute capability for which torch has no fused attention kernel, so that its rules give the math kernel."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Device(Result):
     """A device from the catalogue: what the driver reports as usable, with its source and the date it was read.
@@ -260,6 +264,17 @@ class Device(Result):
     def step_device(self) -> Literal["cpu", "cuda"]:
         """Whose kernels a step on it is reckoned with: a CPU's own, for all others CUDA's."""
         return "cpu" if self.kind == "cpu" else "cuda"
+
+    @property
+    def step_capability(self) -> tuple[int, int]:
+        """The CUDA device whose attention kernels a step on it is reckoned with.
+
+        (8, 0) where ROCm's kernels, which are much like CUDA's, or a CPU's own serve. `NO_FUSED_KERNELS` where none is
+        known to save memory (MPS, TPU): attention keeps its score matrix then, so that what fits so fits with any.
+        """
+        if self.compute_capability is not None:
+            return self.compute_capability
+        return NO_FUSED_KERNELS if self.kind in ("mps", "tpu") else (8, 0)
 
 
 @dataclass(frozen=True, kw_only=True)

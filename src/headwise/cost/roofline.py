@@ -8,12 +8,14 @@ from headwise.config.block import AnyAttention, BlockConfig, FeedForwardConfig
 from headwise.config.dtypes import DTYPE_BYTES
 from headwise.config.linear import LinearAttentionConfig
 from headwise.config.model import ModelConfig
-from headwise.cost.flops import decode_flops, layers_of
+from headwise.cost.flops import decode_flops, layers_of, output_flops
 from headwise.cost.kv import kv_cache_bytes
 from headwise.cost.layer_flops import block_work
 from headwise.cost.parameters import block_parameters, feed_forward_parameters
+from headwise.cost.planning.device_part import DevicePart, part_of_step
 from headwise.cost.planning.results import TimeEstimate
 from headwise.cost.results import Device, FlopCount, Ledger, Rates
+from headwise.cost.sharding.results import Sharding
 from headwise.cost.step.attention import is_windowed
 from headwise.cost.step.layer_kernel import kernel_of
 from headwise.cost.step.own_attention import plan_kernel
@@ -32,7 +34,9 @@ class _Work:
     num_bytes: int
 
 
-def estimate_time(config: ModelConfig, workload: Workload, device: Device, ledger: Ledger) -> TimeEstimate | None:
+def estimate_time(
+    config: ModelConfig, workload: Workload, device: Device, ledger: Ledger, *, sharding: Sharding | None = None
+) -> TimeEstimate | None:
     """Estimate the least time of a step, or of a prefill or one token of a decode, on one device.
 
     Each phase (forward; backward with what checkpointing computes again; optimizer step) takes the longer of
@@ -58,11 +62,19 @@ def estimate_time(config: ModelConfig, workload: Workload, device: Device, ledge
     - optimizer step: gradients read, weights and states read and written, and its temporaries as above;
     - decode: weights and the cache read once (of 8 bits: without its scales). All else is a few vectors.
 
+    Of a step that is spread, all is what one device computes and moves in its own memory; what travels between devices
+    is in neither. "tensor", "sequence": the products of its heads, hidden units and part of the vocabulary. "context":
+    of its part of the tokens, in the mean; under a causal mask the device with the last tokens has more. "zero1": its
+    texts, and its part of the update. "zero2", "zero3": its texts; shards are read to be gathered, and what is gathered
+    is written and read as the ledger names it.
+
     Args:
-        config: the model.
-        workload: what is asked of it.
+        config: the whole model.
+        workload: what is asked of it; of a step that is spread, of one device, as beside a `Sharding`.
         device: with its rates.
-        ledger: of the step, from `predict_ledger`: of an accumulation, its last pass and the update.
+        ledger: of the step on one device, from `predict_ledger` or `predict_sharded_ledger`: of an accumulation, its
+            last pass and the update.
+        sharding: how the step is spread. Default: not at all.
 
     Returns:
         The estimate; None where the device has no rates, or none for the dtype.
@@ -74,8 +86,9 @@ def estimate_time(config: ModelConfig, workload: Workload, device: Device, ledge
     if device.rates is None or rate is None:
         return None
     bandwidth = device.rates.bytes_per_second
-    share = _skipped_share(config, workload)
-    phases = _phases(config, workload, ledger, share)
+    part = part_of_step(config, workload, sharding)
+    share = _skipped_share(part.config, workload)
+    phases = _phases(part, ledger, share)
     flops = sum(work.flops for work in phases)
     moved_bytes = sum(work.num_bytes for work in phases)
     return TimeEstimate(
@@ -108,17 +121,32 @@ def _describe_pairs(share: float) -> str:
     return "the pairs that the masks allow in layers whose kernel skips the others, and of all pairs elsewhere"
 
 
-def _phases(config: ModelConfig, workload: Workload, ledger: Ledger, share: float) -> list[_Work]:
+def _phases(part: DevicePart, ledger: Ledger, share: float) -> list[_Work]:
+    config, workload = part.config, part.workload
     if workload.phase == "decode":
-        flops = decode_flops(config, batch=workload.batch, seq=workload.seq)
-        return [_Work(_run(flops, share), _weight_bytes(config, workload, ledger) + _cache_bytes(config, workload))]
+        flops = _run(decode_flops(config, batch=workload.batch, seq=workload.seq), share)
+        flops -= _elsewhere(part, output_flops(config, batch=workload.batch, seq=1))
+        return [_Work(flops, _weight_bytes(part, ledger) + _cache_bytes(config, workload))]
     flops_of = step_flops(config, workload)
-    moved = _moved_bytes(config, workload, ledger)
-    forward = _Work(_run(flops_of.forward, share), moved["forward"])
+    moved = _moved_bytes(part, ledger)
+    head = workload.accumulation * output_flops(config, batch=workload.batch, seq=workload.seq)
+    forward = _run(flops_of.forward, share) - _elsewhere(part, head)
     if workload.phase == "prefill":
-        return [forward]
-    backward = _run(flops_of.backward, share) + _run(flops_of.recomputed, share)
-    return [forward, _Work(backward, moved["backward"]), _Work(0, moved["optimizer step"])]
+        return [_Work(forward // part.token_parts, moved["forward"])]
+    # Two products of the head, but of a tied one that is frozen with its table one; and the chunked loss' again.
+    is_frozen = workload.frozen_layers > 0 and config.head is not None and config.head.tied
+    head *= (1 if is_frozen else 2) + (workload.loss == "chunked_cross_entropy")
+    backward = _run(flops_of.backward, share) + _run(flops_of.recomputed, share) - _elsewhere(part, head)
+    return [
+        _Work(forward // part.token_parts, moved["forward"]),
+        _Work(backward // part.token_parts, moved["backward"]),
+        _Work(0, moved["optimizer step"]),
+    ]
+
+
+def _elsewhere(part: DevicePart, head_flops: int) -> int:
+    """Return the FLOPs of the head that other devices run."""
+    return head_flops - head_flops // part.head_parts
 
 
 def _run(flops: FlopCount, share: float) -> int:
@@ -162,18 +190,19 @@ def _is_reckoned_eager(attention: HeadsConfig) -> bool:
     return attention.sink or attention.softcap is not None or isinstance(attention.position, ALiBi)
 
 
-def _moved_bytes(config: ModelConfig, workload: Workload, ledger: Ledger) -> dict[_Phase, int]:
+def _moved_bytes(part: DevicePart, ledger: Ledger) -> dict[_Phase, int]:
+    config, workload = part.config, part.workload
     moved = _ledger_bytes(ledger)
-    weight_bytes = _weight_bytes(config, workload, ledger)
+    weight_bytes = _weight_bytes(part, ledger)
     gradient_bytes, state_bytes = ledger.kind_bytes("gradient"), ledger.kind_bytes("optimizer")
     moved["forward"] += weight_bytes
-    if workload.autocast_dtype is None:
+    if workload.autocast_dtype is None and not part.is_gathered:
         moved["backward"] += weight_bytes - _below_first_learner_bytes(config, workload)
     moved["forward"] *= workload.accumulation
     moved["backward"] *= workload.accumulation
     moved["backward"] += (2 * workload.accumulation - 1) * gradient_bytes
     # Gradients have the dtype of their weights: they are read, and their weights read and written.
-    moved["optimizer step"] += 3 * gradient_bytes + 2 * state_bytes
+    moved["optimizer step"] += 3 * (gradient_bytes // part.update_parts) + 2 * state_bytes
     return moved
 
 
@@ -197,14 +226,21 @@ def _phase_of(moment: str) -> _Phase:
     return "optimizer step" if moment.startswith("optimizer step") else "forward"
 
 
-def _weight_bytes(config: ModelConfig, workload: Workload, ledger: Ledger) -> int:
-    """Return the bytes of the weights that a forward pass reads: all but tables and experts that no token reaches."""
+def _weight_bytes(part: DevicePart, ledger: Ledger) -> int:
+    """Return the bytes of the weights that a forward pass reads: all but tables and experts that no token reaches.
+
+    Shards are read whole, to be gathered.
+    """
+    config, workload = part.config, part.workload
+    if part.is_gathered:
+        return ledger.kind_bytes("parameter")
     unread = config.position_table_size + config.num_token_types
     if config.head is None or not config.head.tied:
-        unread += config.vocab_size
+        unread += config.vocab_size // part.head_parts
     if config.encoder is not None:
         unread += config.encoder.position_table_size
-    idle = sum(num * _idle_parameters(block.feed_forward, workload) for block, num in _block_groups(config))
+    tokens = workload.batch * (1 if workload.phase == "decode" else workload.seq // part.token_parts)
+    idle = sum(num * _idle_parameters(block.feed_forward, tokens) for block, num in _block_groups(config))
     number_bytes = DTYPE_BYTES[workload.weight_dtype]
     return ledger.kind_bytes("parameter") - number_bytes * (unread * config.embed_dim + idle)
 
@@ -213,9 +249,8 @@ def _block_groups(config: ModelConfig) -> tuple[tuple[BlockConfig, int], ...]:
     return (*(config.encoder.block_groups if config.encoder else ()), *config.block_groups)
 
 
-def _idle_parameters(feed_forward: FeedForwardConfig, workload: Workload) -> int:
+def _idle_parameters(feed_forward: FeedForwardConfig, tokens: int) -> int:
     """Count the weights of experts that no token goes through even where tokens are spread as widely as can be."""
-    tokens = workload.batch * (1 if workload.phase == "decode" else workload.seq)
     num_idle = feed_forward.num_experts - min(feed_forward.num_experts, tokens * feed_forward.num_active_experts)
     one = replace(
         feed_forward, num_experts=1, num_active_experts=1, router_bias=False, shared_hidden_dim=0, shared_gate=False

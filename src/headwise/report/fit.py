@@ -11,14 +11,12 @@ from headwise.report.fit_drawing import NeedBar, Sparkline
 from headwise.report.fit_figures import (
     answer_sentence,
     format_range,
-    format_size,
     largest_words,
     main_path,
     path_words,
     peak_words,
     step_facts,
     time_sentence,
-    unmodelled_bounds,
 )
 from headwise.report.fit_tables import (
     changes_parts,
@@ -52,25 +50,13 @@ def fit_renderable(plan: FitPlan) -> RenderableType:
 
 
 def _parts(plan: FitPlan) -> Iterator[RenderableType]:
-    yield safe_text(f"{plan.model.name} on {plan.device.name}", style="bold")
-    yield safe_text(answer_sentence(plan), style=f"bold {STYLES[VERDICT_TONES[plan.fits]]}")
-    yield NeedBar(plan)
-    yield safe_text(" · ".join(step_facts(plan.workload, plan.sharding)), style="dim")
-    yield safe_text(" · ".join([*model_facts(plan.model), plan.device.description]), style="dim")
+    yield from _answer(plan)
     if plan.timeline:
         yield Text()
         yield from _peak(plan)
     if plan.kernel is not None:
         yield safe_text("; ".join([f"attention kernel: {plan.kernel.name}", *plan.kernel.reasons]), style="dim")
     yield from changes_parts(plan.changes)
-    yield Text()
-    yield from path_lines(plan)
-    largest = largest_words(plan)
-    if largest is not None:
-        yield safe_text(f"Largest that fits: {largest}.")
-    if plan.time is not None:
-        yield safe_text(time_sentence(plan.time))
-    yield from _unmodelled(plan)
     if plan.sweep is not None:
         yield Text()
         yield from sweep_parts(plan.sweep)
@@ -85,9 +71,28 @@ def _parts(plan: FitPlan) -> Iterator[RenderableType]:
         yield safe_text(f"page: {plan.page}")
 
 
+def _answer(plan: FitPlan) -> Iterator[RenderableType]:
+    """Say whether it fits, what would make it fit and how far that goes, before any table."""
+    yield safe_text(f"{plan.model.name} on {plan.device.name}", style="bold")
+    yield safe_text(answer_sentence(plan), style=f"bold {STYLES[VERDICT_TONES[plan.fits]]}")
+    yield NeedBar(plan)
+    yield from path_lines(plan)
+    largest = largest_words(plan)
+    if largest is not None:
+        yield safe_text(f"Largest that fits: {largest}.")
+    if plan.time is not None:
+        yield safe_text(time_sentence(plan.time))
+    yield Text()
+    facts = (*step_facts(plan.workload, plan.sharding), *model_facts(plan.model), plan.device.description)
+    yield safe_text(" · ".join(facts), style="dim")
+    if plan.unmodelled:
+        listed = ", ".join(f"{part.what} {format_range(part.low, part.high)}" for part in plan.unmodelled)
+        yield safe_text(f"Not modelled: {listed}.", style="dim")
+
+
 def _peak(plan: FitPlan) -> Iterator[RenderableType]:
     """Say when the peak is, draw the step, and list what fills the device then."""
-    yield safe_text(f"Peak of the tensors: {format_size(plan.peak_bytes)}, {peak_words(plan)}")
+    yield safe_text(f"Peak of the tensors: {peak_words(plan)}.")
     yield Sparkline(plan.timeline, plan.capacity_bytes)
     alive = plan.ledger.alive(plan.ledger.peak)
     groups = group_tensors(alive, limit=MAX_TENSORS)
@@ -108,9 +113,3 @@ def path_lines(plan: FitPlan) -> Iterator[RenderableType]:
     for other in others[:MAX_PATHS]:
         yield safe_text(f"or: {path_words(other)}.")
     yield from more(len(others) - MAX_PATHS)
-
-
-def _unmodelled(plan: FitPlan) -> Iterator[RenderableType]:
-    if plan.unmodelled:
-        listed = ", ".join(f"{part.what} {format_range(part.low, part.high)}" for part in plan.unmodelled)
-        yield safe_text(f"Not modelled: {format_range(*unmodelled_bounds(plan.unmodelled))} ({listed}).")

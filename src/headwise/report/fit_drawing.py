@@ -12,13 +12,13 @@ from headwise.cost.planning.results import FrontierPoint, Moment
 from headwise.report.fit_figures import (
     Part,
     beside_tensors,
-    format_range,
-    format_size,
+    beside_words,
     need_high_bytes,
     parts_of,
     peak_index,
 )
 from headwise.report.text import safe_text
+from headwise.results import format_bytes
 
 # what a part is drawn with: (block, ASCII letter, colour); told apart without colours too
 GLYPHS = {
@@ -28,6 +28,7 @@ GLYPHS = {
     "input": ("▖", "i", "white"),
     "saved": ("▚", "S", "yellow"),
     "temporary": ("░", "T", "red"),
+    "reserved": ("╱", "/", "bright_black"),
     "beside": ("·", ".", "bright_black"),
 }
 LEVELS = ("▁▂▃▄▅▆▇█", "._-=+*%#")
@@ -45,10 +46,10 @@ class NeedBar:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         need, capacity = need_high_bytes(self.plan), self.plan.capacity_bytes
-        sizes = [format_size(need), format_size(capacity)]
+        sizes = [format_bytes(need), format_bytes(capacity)]
         width = max(10, options.max_width - _LABEL_WIDTH - max(map(len, sizes)) - 2)
         whole = max(need, capacity, 1)
-        drawn = [*self.parts, Part(key="beside", label="", bytes=self.beside[1])]
+        drawn = [*self.parts, *(Part(key=part.key, label=part.label, bytes=part.high) for part in self.beside)]
         line = Text("needs  ")
         for part, cells in zip(drawn, _share_cells([part.bytes for part in drawn], whole, width), strict=True):
             line.append(_glyph(part.key, options) * cells, style=GLYPHS[part.key][2])
@@ -58,8 +59,8 @@ class NeedBar:
         yield from self._legend(options)
 
     def _legend(self, options: ConsoleOptions) -> Iterator[Text]:
-        words = [(part.key, f"{part.label} {format_size(part.bytes)}") for part in self.parts]
-        words.append(("beside", f"beside them {format_range(*self.beside)}"))
+        words = [(part.key, f"{part.label} {format_bytes(part.bytes)}") for part in self.parts]
+        words += [(part.key, f"{part.label} {beside_words(part)}") for part in self.beside]
         line = Text()
         for key, label in words:
             if line and line.cell_len + len(label) + 4 > options.max_width:  # a glyph stays with its words
@@ -89,7 +90,7 @@ class Sparkline:
         yield line
         yield Text(self._phases(columns), style="dim")
         place = totals.index(max(totals))
-        peak = f"peak {format_size(largest)}"
+        peak = f"peak {format_bytes(largest)}"
         yield Text(f"{' ' * place}^ {peak}" if place + len(peak) + 2 <= width else f"{peak} ^".rjust(place + 1))
 
     def _phases(self, columns: Sequence[range]) -> str:

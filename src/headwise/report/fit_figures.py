@@ -10,7 +10,7 @@ from headwise.cost.results import Unmodelled
 from headwise.cost.sharding.results import Sharding, Travel
 from headwise.cost.workload import Workload
 from headwise.report.figures import format_gap
-from headwise.results import BYTES_PER_GIB, format_bytes
+from headwise.results import format_bytes
 
 ANSWERS: dict[Fits, str] = {"yes": "Fits", "tight": "Tight", "no": "Does not fit"}
 
@@ -40,7 +40,6 @@ SHARDINGS = {
     "sequence": "tensor and sequence parallel",
     "context": "context parallel",
 }
-_LARGEST_GIB = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,16 +51,23 @@ class Part:
     bytes: int
 
 
-def format_size(num_bytes: int | float) -> str:
-    """Write bytes as everywhere, but what is beyond all devices in as few characters: 1.50 GiB, 2.1e+09 GiB."""
-    if abs(num_bytes) < _LARGEST_GIB * BYTES_PER_GIB:
-        return format_bytes(num_bytes)
-    return f"{num_bytes / BYTES_PER_GIB:.2g} GiB"
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """What is needed beside the tensors of the peak, between two bounds."""
+
+    key: str
+    label: str
+    low: int
+    high: int
 
 
 def format_range(low: int, high: int) -> str:
-    """Write two bounds: 8.1 MiB to 2.00 GiB; one figure where both are the same."""
-    return format_size(high) if low == high else f"{format_size(low)} to {format_size(high)}"
+    """Write two bounds: 8.1 MiB to 2.00 GiB, or 1.50 to 2.00 GiB; one figure where both read the same."""
+    first, last = format_bytes(low), format_bytes(high)
+    if first == last:
+        return last
+    number, unit = first.split(" ")
+    return f"{number if unit == last.split(' ')[1] else first} to {last}"
 
 
 def format_extra(fraction: float | None) -> str:
@@ -87,16 +93,32 @@ def need_high_bytes(plan: FitPlan) -> int:
 
 
 def answer_sentence(plan: FitPlan) -> str:
-    """Say whether the step fits, and by how much, in one line."""
-    capacity = format_size(plan.capacity_bytes)
-    low, high = need_low_bytes(plan), need_high_bytes(plan)
+    """Say whether the step fits, by how much, and what it needs, in one line."""
+    margin = f", {margin_words(plan)}" if plan.fits == "yes" else f", by {_excess(plan)}" if plan.fits == "no" else ""
+    decides = "; memory beside tensors decides" if plan.fits == "tight" else ""
+    return f"{ANSWERS[plan.fits]}{margin}: {need_words(plan)}{decides}."
+
+
+def need_words(plan: FitPlan) -> str:
+    """Say what the step needs, between its bounds, of what the device has."""
+    return f"needs {format_range(need_low_bytes(plan), need_high_bytes(plan))} of {format_bytes(plan.capacity_bytes)}"
+
+
+def margin_words(plan: FitPlan) -> str:
+    """Say how much is left, or too much, between the bounds of what is needed."""
     if plan.fits == "yes":
-        needs = f"at most {format_size(high)} of {capacity}, {format_size(plan.spare_bytes)} to spare"
-    elif plan.fits == "no":
-        needs = f"{format_size(low)} of {capacity}, {format_size(low - plan.capacity_bytes)} too much"
-    else:
-        needs = f"{format_range(low, high)} of {capacity}; what is not modelled decides"
-    return f"{ANSWERS[plan.fits]}: needs {needs}."
+        return f"{format_range(plan.spare_bytes, plan.capacity_bytes - need_low_bytes(plan))} to spare"
+    return "memory beside tensors decides" if plan.fits == "tight" else f"{_excess(plan)} too much"
+
+
+def _excess(plan: FitPlan) -> str:
+    return format_range(need_low_bytes(plan) - plan.capacity_bytes, -plan.spare_bytes)
+
+
+def peak_words(plan: FitPlan) -> str:
+    """Say what the tensors take at the peak, what is reserved for them, and when that is."""
+    reserved = "" if plan.reserved_bytes is None else f", for which torch reserves {format_bytes(plan.reserved_bytes)}"
+    return f"{format_bytes(plan.peak_bytes)}{reserved}, at {plan.peak_label}"
 
 
 def peak_index(timeline: Sequence[Moment]) -> int:
@@ -110,17 +132,17 @@ def parts_of(moment: Moment) -> list[Part]:
     return [part for part in parts if part.bytes]
 
 
-def beside_tensors(plan: FitPlan) -> tuple[int, int]:
-    """Return the bounds of what is needed beside the tensors: what the allocator holds in vain, and the unmodelled."""
-    low = need_low_bytes(plan) - plan.peak_bytes
-    return low, max(low, need_high_bytes(plan) - plan.peak_bytes)
+def beside_tensors(plan: FitPlan) -> list[Beside]:
+    """Return what is needed beside the tensors: what the allocator reserves above them, and the unmodelled."""
+    low, high = unmodelled_bounds(plan.unmodelled)
+    reserved = need_high_bytes(plan) - high - plan.peak_bytes
+    parts = [Beside(key="reserved", label="reserved beside them", low=0, high=max(0, reserved))]
+    return [part for part in (*parts, Beside(key="beside", label="not modelled", low=low, high=high)) if part.high]
 
 
-def peak_words(plan: FitPlan) -> str:
-    """Say when the peak is: its moment in words, and by name where that says more."""
-    if plan.peak_moment.split(": ", 1)[-1] in plan.peak_label:
-        return plan.peak_label
-    return f"{plan.peak_label} ({plan.peak_moment})"
+def beside_words(part: Beside) -> str:
+    """Write the bounds of what is needed beside the tensors: up to 3.62 GiB, 0.25 to 2.06 GiB."""
+    return format_range(part.low, part.high) if part.low else f"up to {format_bytes(part.high)}"
 
 
 def step_facts(workload: Workload, sharding: Sharding | None = None) -> list[str]:
@@ -200,14 +222,14 @@ def travel_words(travels: Sequence[Travel]) -> str:
     sent: Counter[str] = Counter()
     for one in travels:
         sent[one.collective] += one.sent_bytes
-    return ", ".join(f"{collective} {format_size(num_bytes)}" for collective, num_bytes in sent.items())
+    return ", ".join(f"{collective} {format_bytes(num_bytes)}" for collective, num_bytes in sent.items())
 
 
 def frees_words(change: Change) -> str:
     """Say what a change frees: 1.50 GiB, 0, −12.0 MiB (it takes more)."""
     if change.frees_bytes == 0:
         return "0"
-    return format_size(change.frees_bytes).replace("-", "−", 1)
+    return format_bytes(change.frees_bytes).replace("-", "−", 1)
 
 
 def shape_words(shape: Sequence[int]) -> str:
@@ -251,6 +273,6 @@ def main_path(plan: FitPlan) -> Path | None:
 
 def path_words(path: Path) -> str:
     """Say a path and what the step needs with it."""
-    extra = f", {format_extra(path.extra_flops_fraction)} FLOPs" if path.extra_flops_fraction else ""
+    extra = f", {format_extra(path.extra_flops_fraction)} FLOPs per token" if path.extra_flops_fraction else ""
     fits = {"yes": "fits", "tight": "tight", "no": "does not fit"}[path.fits]
-    return f"{' + '.join(path.changes)} (peak {format_size(path.peak_bytes)}{extra}, {fits})"
+    return f"{' + '.join(path.changes)} (peak {format_bytes(path.peak_bytes)}{extra}, {fits})"

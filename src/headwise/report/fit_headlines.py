@@ -1,30 +1,16 @@
-"""What stands on top of a fit's page, and its changes block by block."""
-
-from collections.abc import Sequence
-from dataclasses import dataclass
+"""What stands on top of a fit's page."""
 
 from headwise.api.fit_results import FitPlan
-from headwise.cost.planning.results import Change
 from headwise.report.fit_figures import (
-    answer_sentence,
     format_rate,
     format_seconds,
-    format_size,
-    peak_words,
+    margin_words,
+    need_words,
 )
 from headwise.report.headlines import VERDICT_TONES, Headline
+from headwise.results import format_bytes
 
 WORDS = {"yes": "Yes", "tight": "Tight", "no": "No"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Block:
-    """Changes of one kind, ranked, under a heading."""
-
-    heading: str
-    about: str
-    changes: tuple[Change, ...]
-    is_sharded: bool = False
 
 
 def fit_headlines(plan: FitPlan) -> list[Headline]:
@@ -33,37 +19,13 @@ def fit_headlines(plan: FitPlan) -> list[Headline]:
         Headline(
             label=f"Fits {plan.device.name}?",
             value=WORDS[plan.fits],
-            detail=answer_sentence(plan).split(": ", 1)[1],
+            detail=f"{need_words(plan)}, {margin_words(plan)}",
             tone=VERDICT_TONES[plan.fits],
         ),
-        Headline(label="Peak of the tensors", value=format_size(plan.peak_bytes), detail=peak_words(plan)),
+        Headline(label="Peak of the tensors", value=format_bytes(plan.peak_bytes), detail=plan.peak_label),
         _largest(plan),
     ]
     return [*lines, _time(plan)]
-
-
-def change_blocks(changes: Sequence[Change]) -> list[Block]:
-    """Return the changes that can be made here, as they are ranked: same result, altered, over more devices."""
-    alone = [change for change in changes if change.applies and not change.other_gpus]
-    blocks = (
-        Block(
-            heading="The same result",
-            about="The same model, batch and mathematics, but for rounding.",
-            changes=tuple(change for change in alone if change.list == "same"),
-        ),
-        Block(
-            heading="Alters the model or the batch",
-            about="Another model, another batch or an approximation: what comes out is not the same.",
-            changes=tuple(change for change in alone if change.list == "alters"),
-        ),
-        Block(
-            heading="Over more devices",
-            about="What each device holds, and what it sends to the others in one step.",
-            changes=tuple(change for change in changes if change.applies and change.other_gpus),
-            is_sharded=True,
-        ),
-    )
-    return [block for block in blocks if block.changes]
 
 
 def _largest(plan: FitPlan) -> Headline:

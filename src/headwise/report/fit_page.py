@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from headwise.api.fit_results import FitPlan
-from headwise.report import figures, fit_figures, fit_headlines, headlines
+from headwise.report import figures, fit_blocks, fit_figures, fit_headlines, headlines
 from headwise.report.files import write_whole
 from headwise.report.fit_heat import heat_map
 from headwise.report.fit_timeline import draw_timeline, tensor_words, timeline_data
@@ -32,7 +32,9 @@ def render_fit_page(plan: FitPlan) -> str:
         headlines=headlines,
         fit=fit_figures,
         answers=fit_headlines.fit_headlines(plan),
-        blocks=fit_headlines.change_blocks(plan.changes),
+        blocks=fit_blocks.change_blocks(plan.changes),
+        reason_words=fit_blocks.reason_words,
+        plain_reason=fit_blocks.plain_reason,
         timeline=timeline,
         tensor_words=tensor_words,
         heat=None if plan.sweep is None else heat_map(plan.sweep, plan.capacity_bytes),

@@ -1,6 +1,5 @@
 """Tables of a fit and of an explained message for the terminal: tensors, changes, a sweep, runs beside predictions."""
 
-import textwrap
 from collections.abc import Sequence
 
 from rich.console import JustifyMethod, RenderableType
@@ -9,12 +8,12 @@ from rich.text import Text
 
 from headwise.api.fit_results import FitVerification, TrackedAccuracy, TrackedStep
 from headwise.cost.planning.results import Change, Fits, Sweep, SweepPoint
+from headwise.report.fit_blocks import change_blocks, plain_reason, reason_words, shorten_reason
 from headwise.report.fit_drawing import FrontierBars
 from headwise.report.fit_figures import (
     accuracy_words,
     compact_shape,
     format_extra,
-    format_size,
     frees_words,
     gap_words,
     thin,
@@ -23,21 +22,24 @@ from headwise.report.fit_figures import (
 from headwise.report.headlines import VERDICT_TONES
 from headwise.report.tensor_groups import TensorGroup
 from headwise.report.text import STYLES, safe_text
-from headwise.results import BYTES_PER_GIB
+from headwise.results import BYTES_PER_GIB, format_bytes
 
-MAX_SAME, MAX_ALTERS, MAX_SHARDED, MAX_REASONS, MAX_HISTORY = 7, 5, 3, 3, 5
+MAX_CHANGES = {"ranked": 5, "sharded": 1, "reasons": 2}
+MAX_HISTORY = 5
+PER_TOKEN = "Each change alone. FLOPs are those of a step for each of its tokens."
 MAX_REASON_LETTERS = 160
+MAX_CELL_GIB = 10_000
 MAX_SWEEP_COLUMNS, MAX_SWEEP_ROWS = 7, 8
 MARKS: dict[Fits, str] = {"yes": "✓", "tight": "~", "no": "✗"}
 
 
 def tensors_table(groups: Sequence[TensorGroup], *, when: str = "then") -> Table:
     """Return a line for each group of tensors: how many of what size, whose, shape and dtype."""
-    table = figures_table(("bytes", "right"), (safe_text(f"alive {when}").plain, "left"), ("shape", "left"))
+    table = figures_table(("bytes", "right"), (safe_text(f"alive {when}").plain, "left"), ("shape", "left"), gap=1)
     for group in groups:
         count = f"{group.count:,} × " if group.count > 1 else ""
         table.add_row(
-            f"{count}{format_size(group.bytes)}",
+            f"{count}{format_bytes(group.bytes)}",
             safe_text(_name(group)),
             safe_text(compact_shape(group.shape, group.dtype)),
         )
@@ -52,21 +54,17 @@ def _name(group: TensorGroup) -> str:
 
 def changes_parts(changes: Sequence[Change]) -> list[RenderableType]:
     """Return the changes as blocks: the same result, altered, spread over devices; what frees nothing; what is not."""
-    applied = [change for change in changes if change.applies]
-    useful = [change for change in applied if change.frees_bytes > 0]
-    alone = [change for change in useful if not change.other_gpus]
-    parts: list[RenderableType] = []
-    for title, rows, limit in (
-        ("same result", [c for c in alone if c.list == "same"], MAX_SAME),
-        ("alters the model or the batch", [c for c in alone if c.list == "alters"], MAX_ALTERS),
-    ):
-        if rows:
-            parts += [Text(), _changes_table(title, rows[:limit]), *more(len(rows) - limit)]
-    sharded = [change for change in useful if change.other_gpus]
-    if sharded:
-        parts += [Text(), _sharded_table(sharded[:MAX_SHARDED]), *more(len(sharded) - MAX_SHARDED)]
-    parts += _reasons("frees nothing", [change for change in applied if change.frees_bytes <= 0])
-    parts += _reasons("not possible here", [change for change in changes if not change.applies])
+    blocks = change_blocks(changes)
+    parts: list[RenderableType] = [Text()] if blocks else []
+    if any(block.form == "ranked" for block in blocks):
+        parts.append(Text(PER_TOKEN, style="dim"))
+    for place, block in enumerate(blocks):
+        shown = block.changes[: MAX_CHANGES[block.form]]
+        parts += [
+            *([Text()] if place else []),
+            *_BLOCKS[block.form](block.heading, shown),
+            *more(len(block.changes) - len(shown)),
+        ]
     return parts
 
 
@@ -75,7 +73,7 @@ def more(count: int) -> list[RenderableType]:
     return [Text(f"... and {count:,} more (--json)", style="dim")] if count > 0 else []
 
 
-def _changes_table(title: str, changes: Sequence[Change]) -> Table:
+def _changes_table(title: str, changes: Sequence[Change]) -> list[RenderableType]:
     table = figures_table(
         ("#", "right"),
         (title, "left"),
@@ -87,52 +85,45 @@ def _changes_table(title: str, changes: Sequence[Change]) -> Table:
     for rank, change in enumerate(changes, start=1):
         table.add_row(
             str(rank),
-            _change_words(change),
+            safe_text(change.change),
             frees_words(change),
-            "–" if change.peak_bytes is None else format_size(change.peak_bytes),
+            "–" if change.peak_bytes is None else format_bytes(change.peak_bytes),
             format_extra(change.extra_flops_fraction),
             fits_text(change.fits),
         )
-    return table
+    return [
+        table,
+        *(_reason(str(rank), plain_reason(change.why)) for rank, change in enumerate(changes, start=1) if change.why),
+    ]
 
 
-def _sharded_table(changes: Sequence[Change]) -> Table:
+def _sharded_table(title: str, changes: Sequence[Change]) -> list[RenderableType]:
     table = figures_table(
-        ("over more devices; what each sends in a step", "left"),
+        (f"{title}; what each sends in a step", "left"),
         ("frees", "right"),
         ("peak then", "right"),
         ("fits", "left"),
     )
     for change in changes:
-        what = _change_words(change)
+        what = safe_text(change.change)
         if change.travels:
             what.append("\n").append_text(safe_text(travel_words(change.travels), style="dim"))
-        peak = "–" if change.peak_bytes is None else format_size(change.peak_bytes)
+        peak = "–" if change.peak_bytes is None else format_bytes(change.peak_bytes)
         table.add_row(what, frees_words(change), peak, fits_text(change.fits))
-    return table
-
-
-def _change_words(change: Change) -> Text:
-    words = safe_text(change.change)
-    if change.why:
-        words.append("\n").append_text(_reason(change.why))
-    return words
-
-
-def _reason(why: str) -> Text:
-    """Return why as far as two lines hold it; the page and the JSON have all of it."""
-    return safe_text(textwrap.shorten(why, MAX_REASON_LETTERS, placeholder=" ..."), style="dim")
+    return [table, *(_reason(change.change, plain_reason(change.why)) for change in changes if change.why)]
 
 
 def _reasons(title: str, changes: Sequence[Change]) -> list[RenderableType]:
-    if not changes:
-        return []
-    table = figures_table((title, "left"), ("", "left"))
-    for change in changes[:MAX_REASONS]:
-        takes = f"takes {format_size(-change.frees_bytes)} more" if change.frees_bytes < 0 else ""
-        why = ": ".join(words for words in (takes, change.why or "") if words)
-        table.add_row(safe_text(change.change), _reason(why))
-    return [Text(), table, *more(len(changes) - MAX_REASONS)]
+    reasons = [_reason(f"- {change.change}", reason_words(change)) for change in changes]
+    return [Text(title, style="dim"), *reasons]
+
+
+def _reason(what: str, why: str) -> Text:
+    """Return why in about two lines; the page and the JSON have all of it."""
+    return safe_text(f"{what}: {shorten_reason(why, MAX_REASON_LETTERS)}" if why else what, style="dim")
+
+
+_BLOCKS = {"ranked": _changes_table, "sharded": _sharded_table, "reasons": _reasons}
 
 
 def sweep_parts(sweep: Sweep) -> list[RenderableType]:
@@ -146,8 +137,9 @@ def sweep_parts(sweep: Sweep) -> list[RenderableType]:
     legend = ", ".join(
         f"{mark} {word}" for mark, word in zip(MARKS.values(), ("fits", "tight", "does not"), strict=True)
     )
+    larger = " (T = TiB)" if any(point.peak_bytes >= MAX_CELL_GIB * BYTES_PER_GIB for point in sweep.points) else ""
     return [
-        Text(f"peak in GiB at each batch and length: {legend}", style="dim"),
+        Text(f"peak in GiB{larger} at each batch and length: {legend}", style="dim"),
         table,
         *more(len(points) - len(batches) * len(seqs)),
         Text("the largest length that fits", style="dim"),
@@ -171,10 +163,10 @@ def verification_table(verification: FitVerification) -> Table:
         )
         table.add_row(
             safe_text(change.change),
-            format_size(change.predicted_peak_bytes),
-            format_size(change.measured_peak_bytes),
-            format_size(change.predicted_saved_bytes),
-            format_size(change.measured_saved_bytes),
+            format_bytes(change.predicted_peak_bytes),
+            format_bytes(change.measured_peak_bytes),
+            format_bytes(change.predicted_saved_bytes),
+            format_bytes(change.measured_saved_bytes),
             verdict,
         )
     return table
@@ -194,8 +186,8 @@ def history_table(history: Sequence[TrackedStep], accuracy: Sequence[TrackedAccu
         table.add_row(
             safe_text(step.when),
             safe_text(f"{step.model}, {step.device}{size}"),
-            "–" if step.predicted_peak_bytes is None else format_size(step.predicted_peak_bytes),
-            format_size(step.measured_peak_bytes),
+            "–" if step.predicted_peak_bytes is None else format_bytes(step.predicted_peak_bytes),
+            format_bytes(step.measured_peak_bytes),
             gap_words(step.predicted_peak_bytes, step.measured_peak_bytes),
         )
     return [table, *more(len(history) - MAX_HISTORY), *(safe_text(accuracy_words(one)) for one in accuracy)]
@@ -209,14 +201,21 @@ def fits_text(fits: Fits | None) -> Text:
 def _cell(point: SweepPoint | None) -> Text:
     if point is None:
         return Text("–")
-    gib = point.peak_bytes / BYTES_PER_GIB
-    number = f"{gib:.1e}" if gib >= 1e5 else f"{gib:,.0f}" if gib >= 99.95 else f"{gib:.3g}"
-    return Text(f"{number} {MARKS[point.fits]}", style=STYLES[VERDICT_TONES[point.fits]])
+    return Text(f"{_cell_words(point.peak_bytes)} {MARKS[point.fits]}", style=STYLES[VERDICT_TONES[point.fits]])
 
 
-def figures_table(*columns: tuple[str, JustifyMethod]) -> Table:
-    """Return an empty table: words on the left may be broken, figures on the right not."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+def _cell_words(num_bytes: int) -> str:
+    """Write GiB in few characters, and what is beyond all devices with the letter of its unit: 3.62, 512, 16T."""
+    gib = num_bytes / BYTES_PER_GIB
+    if gib < MAX_CELL_GIB:
+        return f"{gib:.3g}" if gib < 99.95 else f"{gib:,.0f}"
+    number, unit = format_bytes(num_bytes).split(" ")
+    return f"{float(number):.0f}{unit[0]}"
+
+
+def figures_table(*columns: tuple[str, JustifyMethod], gap: int = 2) -> Table:
+    """Return an empty table, `gap` blanks between columns: words on the left may break, figures on the right not."""
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim")
     for heading, justify in columns:
         is_figure = justify == "right"
         table.add_column(heading, justify=justify, no_wrap=is_figure, overflow="ellipsis" if is_figure else "fold")

@@ -1,19 +1,23 @@
 """The memory of a step as a stacked drawing, and the tensors alive at each of its moments."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import groupby
-from typing import Any
+from dataclasses import dataclass, replace
+from itertools import accumulate, groupby
+from typing import Any, Literal
 
 from headwise.api.fit_results import FitPlan
 from headwise.cost.planning.results import Moment
 from headwise.report.fit_drawing import spread
-from headwise.report.fit_figures import KINDS, format_size, peak_index, shape_words
+from headwise.report.fit_figures import KINDS, peak_index, shape_words
 from headwise.report.tensor_groups import TensorGroup, largest_groups
+from headwise.results import format_bytes
 
 MAX_COLUMNS = 240
 MAX_TENSORS = 10
 HEIGHT = 1000
+# pixels of a letter of a phase's name, and of the drawing on the narrowest screen and on the narrowest wide one
+LETTER_PIXELS = 8
+NARROW_PIXELS, WIDE_PIXELS = 280, 720
 # beyond so many times the peak a capacity is told in words: drawn to its scale, the step would be a thin line
 MAX_SCALE = 1.6
 
@@ -29,16 +33,22 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """A part of the step: where it begins and ends, from 0 to 1, and its middle."""
+    """A part of the step: where it begins and ends, from 0 to 1. `shown`: on which screens there is room for its name.
+
+    The name of the last phase ends where the step ends, the others stand in the middle of theirs.
+    """
 
     name: str
     start: float
     end: float
+    is_last: bool
+    shown: Literal["always", "wide", "never"] = "never"
 
-    @property
-    def middle(self) -> float:
-        """Half way between the two."""
-        return (self.start + self.end) / 2
+    def name_pixels(self, width: int) -> tuple[float, float]:
+        """Return where the name begins and ends in a drawing of so many pixels."""
+        length = float(len(self.name) * LETTER_PIXELS)
+        first = width - length if self.is_last else (self.start + self.end) / 2 * width - length / 2
+        return first, first + length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,17 +112,17 @@ def timeline_data(timeline: Timeline) -> dict[str, Any]:
     columns = []
     for column in timeline.columns:
         rows = [tensors.setdefault(tensor_words(group), len(tensors)) for group in column.tensors]
-        kinds = {key: format_size(getattr(column.moment, key)) for key in KINDS if getattr(column.moment, key)}
+        kinds = {key: format_bytes(getattr(column.moment, key)) for key in KINDS if getattr(column.moment, key)}
         columns.append(
-            {"name": column.name, "total": format_size(column.moment.total), "kinds": kinds, "tensors": rows}
+            {"name": column.name, "total": format_bytes(column.moment.total), "kinds": kinds, "tensors": rows}
         )
     return {"columns": columns, "tensors": list(tensors), "peak": timeline.peak}
 
 
 def tensor_words(group: TensorGroup) -> tuple[str, ...]:
     """Return the cells of a tensor's row: kind, owner, name, shape, dtype, how many of what size, all."""
-    each = f"{group.count:,} × {format_size(group.bytes)}" if group.count > 1 else ""
-    total = format_size(group.total_bytes)
+    each = f"{group.count:,} × {format_bytes(group.bytes)}" if group.count > 1 else ""
+    total = format_bytes(group.total_bytes)
     return (group.kind, group.owner, group.name, shape_words(group.shape), group.dtype, each, total)
 
 
@@ -139,10 +149,30 @@ def _height(num_bytes: int, top: int) -> float:
 
 
 def _phases(moments: Sequence[Moment]) -> list[Phase]:
-    phases = []
-    start = 0
-    for name, run in groupby(moment.moment.split(":")[0] for moment in moments):
-        end = start + len(list(run))
-        phases.append(Phase(name=name, start=start / len(moments), end=end / len(moments)))
-        start = end
-    return phases
+    runs = [(name, len(list(run))) for name, run in groupby(moment.moment.split(":")[0] for moment in moments)]
+    ends = list(accumulate(length for _, length in runs))
+    phases = [
+        Phase(
+            name=name,
+            start=(end - length) / len(moments),
+            end=end / len(moments),
+            is_last=end == len(moments) > length,
+        )
+        for (name, length), end in zip(runs, ends, strict=True)
+    ]
+    wide, narrow = _named(phases, WIDE_PIXELS), _named(phases, NARROW_PIXELS)
+    return [
+        replace(phase, shown="always" if place in narrow else "wide" if place in wide else "never")
+        for place, phase in enumerate(phases)
+    ]
+
+
+def _named(phases: Sequence[Phase], width: int) -> set[int]:
+    """Return the phases whose names a drawing of so many pixels has room for: the longest phases before the others."""
+    named: dict[int, tuple[float, float]] = {}
+    for place in sorted(range(len(phases)), key=lambda place: phases[place].start - phases[place].end):
+        first, last = phases[place].name_pixels(width)
+        clear = all(last + LETTER_PIXELS <= low or high + LETTER_PIXELS <= first for low, high in named.values())
+        if clear and first >= 0 and last <= width:
+            named[place] = (first, last)
+    return set(named)

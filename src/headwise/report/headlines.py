@@ -48,9 +48,13 @@ def parameters_verdict(section: ParametersSection) -> str:
 
 
 def as_sentence(text: str) -> str:
-    """Return the text with a capital at its front and a full stop at its end."""
+    """Return the text with a capital at its front, but for a name of code there, and a full stop at its end."""
     text = text.strip()
-    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".") if text else ""
+    if not text:
+        return ""
+    is_code = any(sign in text.split()[0][:-1] for sign in "._(")
+    first = text[0] if is_code else text[0].upper()
+    return first + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
 
 
 def _parameters(section: ParametersSection) -> Headline:

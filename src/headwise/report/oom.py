@@ -1,6 +1,6 @@
 """An out-of-memory message explained, for the terminal: what kind, which tensor, what was alive, what to change."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -8,11 +8,12 @@ from rich.text import Text
 
 from headwise.api.fit_results import OomAnswer
 from headwise.cost.oom.results import Candidate, OomKind, OomMessage
-from headwise.report.fit_figures import compact_shape, format_range, format_size, shape_words, step_facts
+from headwise.report.fit_figures import compact_shape, format_range, shape_words, step_facts
 from headwise.report.fit_tables import changes_parts, figures_table, more, tensors_table
 from headwise.report.headlines import as_sentence
 from headwise.report.tensor_groups import group_tensors
 from headwise.report.text import notes_text, plain_text, print_renderable, safe_text
+from headwise.results import format_bytes
 
 BACKENDS = {"cuda": "CUDA", "hip": "HIP (ROCm)", "mps": "MPS", "xpu": "XPU", "cpu": "The CPU", "npu": "NPU"}
 KINDS: dict[OomKind, str] = {
@@ -23,6 +24,7 @@ KINDS: dict[OomKind, str] = {
     "unknown": "the message does not say why",
 }
 MAX_CANDIDATES = 5
+LEAST_SCORE = 0.01
 MAX_ALIVE = 5
 MAX_ALTERNATIVES = 3
 
@@ -47,17 +49,21 @@ def _parts(answer: OomAnswer) -> Iterator[RenderableType]:
     yield safe_text(f"{backend} ran out of memory: {KINDS[answer.kind]}.", style="bold red")
     for evidence in answer.evidence:
         yield safe_text(as_sentence(evidence))
-    yield safe_text(message_words(answer.message), style="dim")
+    figures = message_words(answer.message)
+    if figures:
+        yield safe_text(figures, style="dim")
     yield Text()
-    yield from _candidates(answer)
+    yield from _likeliest(answer)
+    yield from _advice(answer)
+    others = answer.candidates[1:]
+    if others:
+        yield Text()
+        yield _others_table(others[:MAX_CANDIDATES])
+        yield from more(len(others) - MAX_CANDIDATES)
     if answer.alive:
         yield Text()
         when = "then" if answer.peak_moment is None else f"in {answer.peak_moment}"
         yield tensors_table(group_tensors(answer.alive, limit=MAX_ALIVE), when=when)
-    if answer.advice:
-        yield Text("\nWhat to do", style="bold")
-        for advice in answer.advice:
-            yield safe_text(f"- {as_sentence(advice)}")
     yield from _changes(answer)
 
 
@@ -75,7 +81,7 @@ def message_words(message: OomMessage) -> str:
     )
     asked = _asked(message)
     words = [f"asked for {asked}"] if asked else []
-    words += [f"{name} {format_size(num_bytes)}" for name, num_bytes in figures if num_bytes is not None]
+    words += [f"{name} {format_bytes(num_bytes)}" for name, num_bytes in figures if num_bytes is not None]
     if message.traceback:
         frame = message.traceback[-1]
         code = f": {frame.code}" if frame.code else ""
@@ -90,20 +96,28 @@ def _asked(message: OomMessage) -> str | None:
     return None if low is None or high is None else format_range(low, high)
 
 
-def _candidates(answer: OomAnswer) -> Iterator[RenderableType]:
+def _likeliest(answer: OomAnswer) -> Iterator[RenderableType]:
     if not answer.candidates:
         yield Text("No tensor of that size was found." if answer.requested_bytes else "The message names no size.")
         return
-    likeliest, *others = answer.candidates
+    likeliest = answer.candidates[0]
     yield safe_text(f"Likeliest: {candidate_words(likeliest)}.", style="bold")
     yield safe_text(as_sentence(likeliest.why))
     if likeliest.alternatives:
         pairs = " or ".join(f"{batch} × {seq}" for batch, seq in likeliest.alternatives[:MAX_ALTERNATIVES])
         yield safe_text(f"Of that size too at batch × length {pairs}.", style="dim")
-    if others:
+
+
+def _advice(answer: OomAnswer) -> Iterator[RenderableType]:
+    """Say what to do about a failure of this kind, and which changes make the step fit."""
+    if answer.advice:
+        yield Text("\nWhat to do", style="bold")
+        for advice in answer.advice:
+            yield safe_text(f"- {as_sentence(advice)}")
+    if answer.path:
+        words = {change.key: change.change for change in answer.changes}
         yield Text()
-        yield _others_table(others[:MAX_CANDIDATES])
-        yield from more(len(others) - MAX_CANDIDATES)
+        yield safe_text(f"What makes it fit: {' + '.join(words.get(key, key) for key in answer.path)}.", style="bold")
 
 
 def candidate_words(candidate: Candidate) -> str:
@@ -112,12 +126,12 @@ def candidate_words(candidate: Candidate) -> str:
     sizes = (("batch", candidate.batch), ("length", candidate.seq))
     at = " and ".join(f"{name} {size}" for name, size in sizes if size is not None)
     words = (
-        f"{format_size(candidate.bytes)} = {candidate.name}{place}, {shape_words(candidate.shape)} {candidate.dtype}"
+        f"{format_bytes(candidate.bytes)} = {candidate.name}{place}, {shape_words(candidate.shape)} {candidate.dtype}"
     )
     return f"{words}, at {at}" if at else words
 
 
-def _others_table(candidates: list[Candidate]) -> Table:
+def _others_table(candidates: Sequence[Candidate]) -> Table:
     table = figures_table(
         ("others", "right"),
         ("", "left"),
@@ -128,11 +142,11 @@ def _others_table(candidates: list[Candidate]) -> Table:
     )
     for one in candidates:
         table.add_row(
-            format_size(one.bytes),
+            format_bytes(one.bytes),
             safe_text(f"{one.owner}: {one.name}" if one.owner else one.name),
             safe_text(compact_shape(one.shape, one.dtype)),
             *("–" if size is None else str(size) for size in (one.batch, one.seq)),
-            f"{one.score:.2f}",
+            f"{one.score:.2f}" if one.score >= LEAST_SCORE else f"below {LEAST_SCORE}",
         )
     return table
 
@@ -145,7 +159,3 @@ def _changes(answer: OomAnswer) -> Iterator[RenderableType]:
         yield Text()
         yield safe_text(f"Changes of {of}{' · '.join(step_facts(answer.workload))}", style="dim")
     yield from changes_parts(answer.changes)
-    if answer.path:
-        yield Text()
-        words = {change.key: change.change for change in answer.changes}
-        yield safe_text(f"What makes it fit: {' + '.join(words.get(key, key) for key in answer.path)}.", style="bold")

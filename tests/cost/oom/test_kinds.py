@@ -314,3 +314,41 @@ def test_from_a_tenth_of_the_device_on_a_tensor_is_huge(mebibytes):
     figures = {"capacity_bytes": 80 * GIB, "free_bytes": 0, "allocated_bytes": 79 * GIB, "reserved_bytes": 79 * GIB}
     kind = diagnose(message(mebibytes * 2**20, **figures))[0]
     assert kind == ("one huge tensor" if mebibytes >= 8 * 1024 else "slow fill")
+
+
+@pytest.mark.parametrize(
+    ("backend", "names"),
+    [
+        ("cuda", ("torch.cuda.set_per_process", "torch.cuda.memory_summary", "nvidia-smi")),
+        ("hip", ("torch.cuda.set_per_process", "torch.cuda.memory_summary", "rocm-smi")),
+        ("xpu", ("torch.xpu.set_per_process", "torch.xpu.memory_stats", "xpu-smi")),
+        ("npu", ("torch_npu.npu.set_per_process", "torch_npu.npu.memory_summary", "npu-smi")),
+    ],
+)
+def test_advice_names_what_the_device_has(backend, names):
+    limited = message(GIB, backend=backend, capacity_bytes=30 * GIB, allowed_bytes=4 * GIB)
+    unknown = message(GIB, backend=backend)
+    occupied = message(GIB, backend=backend, capacity_bytes=30 * GIB, free_bytes=GIB // 2, other_bytes=20 * GIB)
+    for case, name in zip((limited, unknown, occupied), names, strict=True):
+        advice = " ".join(diagnose(case)[2])
+        assert name in advice
+        assert backend in ("cuda", "hip") or ("torch.cuda" not in advice and "nvidia" not in advice)
+
+
+@pytest.mark.parametrize(
+    ("versions", "is_old"),
+    [("torch 1.4 to 2.0", True), ("torch 1.0 to 1.3", True), ("torch 2.1 and later", False), ("cut short", False)],
+)
+def test_a_later_torch_is_advised_only_where_the_message_is_of_an_earlier_one(versions, is_old):
+    figures = {"capacity_bytes": 30 * GIB, "allocated_bytes": 10 * GIB, "reserved_bytes": 25 * GIB}
+    case = message(GIB, wording=f"CUDA caching allocator, {versions}", **figures)
+    kind, _, advice = diagnose(case)
+    assert kind == "fragmentation"
+    assert ("take torch 2.1" in advice[0]) == is_old
+    assert "expandable_segments:True" in advice[0]
+
+
+def test_a_device_of_no_memory_says_nothing():
+    _, evidence, advice = diagnose(message(GIB, capacity_bytes=0, free_bytes=0, allocated_bytes=2 * GIB))
+    assert evidence and advice
+    assert not any("of the device" in line and "%" in line for line in evidence)

@@ -59,6 +59,7 @@ def bert_by_hand():
     yield "fused-step", BERT, replace(step, optimizer_step="fused")
     yield "adamw8bit", BERT, replace(step, optimizer="adamw8bit")
     yield "heads", with_heads(BERT, 6, 6, 128), step
+    yield "dropout", BERT, replace(step, dropout=False)
     yield "freeze", BERT, replace(step, frozen_layers=2)
     yield "lora", BERT, replace(step, lora=Lora(rank=16, targets=("q_proj", "v_proj")))
     yield "accumulate", BERT, replace(step, batch=6, accumulation=2)
@@ -194,6 +195,7 @@ def test_keys_are_unique():
         ("adamw8bit", "alters"),
         ("lora", "alters"),
         ("freeze", "alters"),
+        ("dropout", "alters"),
         ("heads", "alters"),
         ("batch", "alters"),
         ("seq", "alters"),

@@ -86,9 +86,13 @@ def density(observed: int, before: int | float, growth: int | float, times: int)
     return sum(_density(observed, before + growth * place) for place in places)
 
 
+def printed_within(observed: int) -> float:
+    """Return by how much a figure of a message may differ from the bytes: two decimals are printed, of GiB or MiB."""
+    return 0.00501 * BYTES_PER_GIB if observed >= BYTES_PER_GIB else 0.00501 * BYTES_PER_MIB
+
+
 def _density(observed: int, predicted: int | float) -> float:
-    # What is printed is rounded: from a GiB on to 5 MiB up or down.
-    rounding = 0.00501 * BYTES_PER_GIB if observed >= BYTES_PER_GIB else 0.00501 * BYTES_PER_MIB
+    rounding = printed_within(observed)
     distance = observed - predicted
     if distance < -rounding:
         beyond = exp((distance + rounding) / _BELOW)

@@ -16,6 +16,23 @@ CONTEXT_BYTES = 2 * BYTES_PER_GIB
 # Linux refuses an allocation that by itself exceeds memory and swap, and no machine that runs torch has less than this.
 LEAST_MEMORY_BYTES = BYTES_PER_GIB
 
+# How each kind of device is looked at; torch's modules of CUDA serve ROCm too.
+_MODULES = {"cuda": "torch.cuda", "hip": "torch.cuda", "xpu": "torch.xpu", "npu": "torch_npu.npu"}
+_MONITORS = {
+    "cuda": "`nvidia-smi`",
+    "hip": "`rocm-smi`",
+    "xpu": "`xpu-smi ps`",
+    "npu": "`npu-smi info`",
+    "mps": "the Activity Monitor",
+}
+_SUMMARIES = {
+    "cuda": "`torch.cuda.memory_summary()`",
+    "hip": "`torch.cuda.memory_summary()`",
+    "xpu": "`torch.xpu.memory_stats()`",
+    "npu": "`torch_npu.npu.memory_summary()`",
+    "mps": "`torch.mps.driver_allocated_memory()`",
+}
+
 Diagnosis = tuple[OomKind, tuple[str, ...], tuple[str, ...]]
 
 
@@ -66,8 +83,9 @@ def diagnose(message: OomMessage) -> Diagnosis:
 
 
 def _figures(message: OomMessage) -> Figures:
-    limit = min((size for size in (message.capacity_bytes, message.allowed_bytes) if size is not None), default=None)
-    reserved, free, capacity = message.reserved_bytes, message.free_bytes, message.capacity_bytes
+    # A driver that says 0 of the memory of a device, as of a part of one, says nothing.
+    reserved, free, capacity = message.reserved_bytes, message.free_bytes, message.capacity_bytes or None
+    limit = min((size for size in (capacity, message.allowed_bytes) if size), default=None)
     if reserved is None:
         reserved = message.allocated_bytes
     if free is None and message.backend == "mps" and limit is not None and message.process_bytes is not None:
@@ -186,7 +204,7 @@ def _advice(kind: OomKind, message: OomMessage, figures: Figures) -> tuple[str, 
         advice += [_settings(message), "pad batches to a few lengths, so that freed blocks are asked for again"]
     elif kind == "another process":
         advice += [
-            "see who holds it (`nvidia-smi`, `rocm-smi`), an earlier run of your own among them, and end it",
+            f"see who holds it ({_MONITORS[message.backend]}), an earlier run of your own among them, and end it",
             "or take another device",
         ]
     elif kind == "one huge tensor":
@@ -201,13 +219,13 @@ def _advice(kind: OomKind, message: OomMessage, figures: Figures) -> tuple[str, 
             "if memory grows from step to step, something keeps old graphs: add `loss.item()`, not `loss`, to a sum",
         ]
     else:
-        advice.append("print `torch.cuda.memory_summary()` at the failure, or give the whole message")
+        advice.append(f"print {_SUMMARIES[message.backend]} at the failure, or give the whole message")
     if kind != "fragmentation" and figures.holes and figures.requested and figures.holes >= figures.requested:
         advice.append(f"{_settings(message)}: it may gain up to {format_bytes(figures.holes)}")
     if kind != "another process" and _others_are_in_the_way(figures):
         advice.append("other processes on the device are worth a look too")
     if message.allowed_bytes is not None and message.backend != "mps":
-        advice.append("raise `torch.cuda.set_per_process_memory_fraction`, if the limit is yours")
+        advice.append(f"raise `{_MODULES[message.backend]}.set_per_process_memory_fraction`, if the limit is yours")
     if message.backend == "mps":
         advice.append("PYTORCH_MPS_HIGH_WATERMARK_RATIO raises the limit, at the risk of the system's coming to a halt")
     return tuple(advice)
@@ -220,9 +238,9 @@ def _settings(message: OomMessage) -> str:
     if message.backend == "xpu":
         return "call `torch.xpu.empty_cache()` between phases of different sizes"
     name = "PYTORCH_HIP_ALLOC_CONF" if message.backend == "hip" else "PYTORCH_CUDA_ALLOC_CONF"
-    if "torch 2.1" in message.wording:
-        return f"set {name}=expandable_segments:True (not on Windows)"
-    return f"set {name}=max_split_size_mb:128, or take torch 2.1 and expandable_segments:True (not on Windows)"
+    if "torch 1." in message.wording:  # of 1.0 to 2.0: a message cut short, which names no version, is a later one's
+        return f"set {name}=max_split_size_mb:128, or take torch 2.1 and expandable_segments:True (not on Windows)"
+    return f"set {name}=expandable_segments:True (not on Windows)"
 
 
 def _of_cpu(message: OomMessage) -> Diagnosis:

@@ -105,8 +105,7 @@ class _Walk:
     def __init__(self, tape: Tape, groups: Sequence[_Group | None], layers: Sequence[range]):
         self._groups = groups
         self._layers = layers
-        self._stretches = tape.stretches
-        self._begins = [stretch.begin_tick for stretch in tape.stretches]
+        self._tape = tape
         self._records = sorted(tape.records, key=lambda record: record.born)
         learned: dict[tuple[tuple[int, ...], str], Pattern] = {}
         self._patterns = []
@@ -187,9 +186,9 @@ class _Walk:
 
     def _birth(self, index: int, record: Record, before: Poly, growth: Poly) -> Birth:
         layers, part = self.layers_of(record.owner)
-        moment = self._moment(record)
+        moment = find_moment(record, self._tape)
         return Birth(
-            name=_LAYER.sub("", record.name),
+            name=strip_layer(record.name),
             kind=record.kind,
             owner=part,
             layers=layers,
@@ -206,27 +205,36 @@ class _Walk:
         match = _LAYER.match(owner)
         return (self._layers[int(match[1])], owner[match.end() :]) if match else (None, owner)
 
-    def _stretch(self, record: Record) -> int:
-        return max(0, bisect_right(self._begins, record.born - 1) - 1)
-
     def _label(self, record: Record, group: _Group | None) -> tuple[object, _Group | None]:
         """Return what tells one visit from the next, and the group that it visits."""
-        label = self._stretches[self._stretch(record)].label
+        label = _label_of(record, self._tape)
         match = re.fullmatch(r"(forward|backward): layer (\d+)", label)
         if match is None:
             return (label, group, None if group else record.owner), group
         visited = self._groups[int(match[2])]
         return (label if visited is None else (match[1], visited.number), visited), visited
 
-    def _moment(self, record: Record) -> MomentKind:
-        if record.kind in ("parameter", "input"):
-            return "loading"
-        label = self._stretches[self._stretch(record)].label
-        if label.startswith("forward"):
-            return "forward"
-        if label.startswith("backward"):
-            return "backward"
-        return "loss" if label == "loss" else "optimizer"
+
+def find_moment(record: Record, tape: Tape) -> MomentKind:
+    """Return when a tensor is made."""
+    if record.kind in ("parameter", "input"):
+        return "loading"
+    label = _label_of(record, tape)
+    if label.startswith("forward"):
+        return "forward"
+    if label.startswith("backward"):
+        return "backward"
+    return "loss" if label == "loss" else "optimizer"
+
+
+def strip_layer(name: str) -> str:
+    """Return a name or an owner without the number of its layer."""
+    return _LAYER.sub("", name)
+
+
+def _label_of(record: Record, tape: Tape) -> str:
+    place = bisect_right(tape.stretches, record.born - 1, key=lambda stretch: stretch.begin_tick)
+    return tape.stretches[max(0, place - 1)].label
 
 
 def _join_layers(births: Sequence[Birth]) -> list[Birth]:

@@ -2,18 +2,21 @@
 
 Every allocation of every step that a message may come from is asked at which batches and lengths it has the size. What
 is found is weighed: how usual the batch and the length are, how likely the allocation is the one for which there is no
-room, whether the bytes alive before it are those that the message says, and whether the traceback's line makes it.
+room, whether the bytes alive before it are those that the message says, and whether the traceback's line makes it. The
+likeliest steps are replayed through the model of torch's caching allocator: one that fails with the message's own bytes
+in use, reserved and free gains much.
 """
 
 from dataclasses import replace
 from typing import Literal
 
 from headwise.config.model import ModelConfig
+from headwise.cost.oom.agreement import make_replayer
 from headwise.cost.oom.common import common_tensors
 from headwise.cost.oom.operations import operation_factor
 from headwise.cost.oom.pairs import tensor_ranges
 from headwise.cost.oom.results import Candidate, OomMessage
-from headwise.cost.oom.search import Group, Known, Search
+from headwise.cost.oom.search import MAX_REPLAYED_LAYERS, Group, Known, Search
 from headwise.cost.oom.steps import Hints, compute_capability_of, list_suspects
 from headwise.cost.workload import Workload
 from headwise.results import format_bytes
@@ -53,7 +56,11 @@ def solve(
     search = Search(message, ranges, Known(operation, batch, seq, None if config is None else config.max_positions))
     device: Literal["cpu", "cuda"] = "cpu" if message.backend == "cpu" else "cuda"
     suspects = () if config is None else list_suspects(config, hints, device, compute_capability_of(message))
-    groups = search.run(suspects) if suspects else search.try_common(common_tensors(config))
+    if config is None or not suspects:
+        groups = search.try_common(common_tensors(config))
+    else:
+        num_replays = MAX_REPLAYED_LAYERS // config.num_layers
+        groups = search.run(suspects, make_replayer(config, message), num_replays)
     return tuple(_candidate(group, message, operation, groups[0].weight) for group in groups[:limit])
 
 
@@ -112,8 +119,8 @@ def _step_reason(workload: Workload) -> str:
 def _join(names: list[str]) -> str:
     if len(names) == 1:
         return names[0]
-    rest = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return f"{names[0]} (or {', '.join(names[1:MAX_NAMES])}{rest})"
+    rest = f"; or {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return f"{names[0]} (or {'; or '.join(names[1:MAX_NAMES])}{rest})"  # a name may hold commas
 
 
 def _owner(part: str, layers: set[int]) -> str:

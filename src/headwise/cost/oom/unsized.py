@@ -3,6 +3,7 @@
 import re
 
 from headwise.cost.oom.results import OomMessage
+from headwise.cost.oom.squeeze import strip_colours
 from headwise.results import BYTES_PER_KIB
 
 KILLED = "a process killed from outside (SIGKILL): the kernel's out-of-memory killer, a container's limit or a person"
@@ -36,20 +37,26 @@ _LIBRARIES = (
     ("npuoutofmemory", "npu", "NPU caching allocator, cut short"),
     ("mpsbackendoutofmemory", "mps", "MPS allocator, cut short"),
     ("wouldexceedallowedmemory", "cuda", "CUDA's asynchronous allocator, cut short"),
+)
+# torch's own class stands before the text of every error, whose backend only the text tells: it is asked last.
+_CLASSES = (
     ("torch.cuda.outofmemoryerror", "cuda", "torch.cuda.OutOfMemoryError without its text"),
     ("torch.outofmemoryerror", "cuda", "torch.OutOfMemoryError without its text"),
 )
-_KERNEL_SIGNS = ("outofmemory:killedprocess", "oom-kill", "oom_kill", "oomkilled", "memorycgroupoutofmemory")
-_KILLED_SIGNS = (
-    "exitcode137",
-    "exitcode:137",
-    "exitcode:-9",
-    "exitcode-9",
-    "exitstatus137",
-    "code=137",
-    "sigkill",
-    "signal9",
-    "bysignal:killed",
+# Counters of a control group may stand at 0, and a container's state at false: nothing was killed then.
+_KERNEL_SIGNS = re.compile(
+    r"out of memory: killed process|memory cgroup out of memory|oom-kill"
+    r"|oom_kill(?!_disable)(?![\"']?[ \t]{0,40}[:=]?[ \t]{0,40}0\b)"
+    r"|oomkilled(?![\"']?[ \t]{0,40}[:=][ \t]{0,40}[\"']?false)",
+    re.IGNORECASE,
+)
+_SQUEEZED_KERNEL_SIGNS = ("outofmemory:killedprocess", "memorycgroupoutofmemory")
+_GAP = r"[\s:=\"']{0,40}"
+_KILLED_SIGNS = re.compile(
+    rf"\b(?:exit|return)?_?(?:code|status)\b{_GAP}(?:137|-9)\b(?!\.\d)|\bcode=137\b"
+    rf"|\bsignal{_GAP}\(?9\b(?!\.\d)|\bby signal{_GAP}killed\b|\bsignal=kill\b|\bstatus=9/kill\b"
+    rf"|(?:\b(?:signal|by|with|received|got|exited)\s{{1,40}}|signals\.|[(:]\s{{0,40}}|-9\s{{1,40}})\(?sigkill\b",
+    re.IGNORECASE,
 )
 # What a shell writes of its own: "Killed", "zsh: killed  python train.py", "run.sh: line 3: 123 Killed  python x.py"
 _KILLED_LINE = re.compile(
@@ -60,18 +67,20 @@ _RESIDENT = re.compile(r"anon-rss:(\d{1,15})kb")
 
 def find_unsized(text: str, squeezed: str) -> OomMessage | None:
     """Return the first message without a size: of a driver or library, else of a process that was killed."""
-    found = [
-        (position, number, backend, wording)
-        for number, (sign, backend, wording) in enumerate(_LIBRARIES)
-        if (position := squeezed.find(sign)) >= 0
-    ]
-    if found:
-        _, _, backend, wording = min(found)
-        return _message(backend, wording)
-    if any(sign in squeezed for sign in _KERNEL_SIGNS):
+    for signs in (_LIBRARIES, _CLASSES):
+        found = [
+            (position, number, backend, wording)
+            for number, (sign, backend, wording) in enumerate(signs)
+            if (position := squeezed.find(sign)) >= 0
+        ]
+        if found:
+            _, _, backend, wording = min(found)
+            return _message(backend, wording)
+    text = strip_colours(text)
+    if _KERNEL_SIGNS.search(text) or any(sign in squeezed for sign in _SQUEEZED_KERNEL_SIGNS):
         resident = _RESIDENT.search(squeezed)
         return _message("cpu", KERNEL, int(resident[1]) * BYTES_PER_KIB if resident else None)
-    if any(sign in squeezed for sign in _KILLED_SIGNS) or _KILLED_LINE.search(text):
+    if _KILLED_SIGNS.search(text) or _KILLED_LINE.search(text):
         return _message("cpu", KILLED)
     return None
 

@@ -11,9 +11,9 @@ from headwise.cost.results import Device, FitVerdict
 from headwise.cost.workload import MAX_TOKENS
 from headwise.errors import HeadwiseError
 
-MAX_REPLAYS = 4
+MAX_REPLAYS = 6
 """Sizes whose allocations one search replays at most,"""
-MAX_REPLAYED_LAYERS = 128
+MAX_REPLAYED_LAYERS = 192
 """and the layers that it replays in all, about; one size is tried in any case."""
 NEIGHBOURS = 64
 """The second size is replayed at a distance of one in so many, the next ones at four times that each."""
@@ -30,12 +30,9 @@ def largest_batch(
         device: what the step should fit.
         judge: of that device, with what it has judged. Default: a new one.
         limit: the largest batch that is tried. Default: 2^40 tokens, and what a tensor's dimension can be.
-
-    Raises:
-        HeadwiseError: the predictor cannot tell the setup with a batch of one.
     """
     workload = setup.workload
-    most = min(limit or MAX_SIZE, MAX_SIZE, MAX_TOKENS // workload.seq)
+    most = min(MAX_SIZE if limit is None else limit, MAX_SIZE, MAX_TOKENS // workload.seq)
     return find_largest(
         lambda batch: replace(setup, workload=replace(workload, batch=batch)),
         judge or Judge(predictor, device),
@@ -49,21 +46,23 @@ def largest_seq(
 ) -> int | None:
     """Return the most tokens a text that fit ("yes"), at the batch as it is; 0: not even one does.
 
-    A length beyond the model's position table is reckoned with a longer table. An image's length is fixed: None.
+    A length beyond the model's position table is reckoned with a longer table. An image's length is fixed: None. Where
+    devices have equal parts of a text, lengths are tried that their number divides.
 
     Args:
         predictor, setup, device, judge: as of `largest_batch`.
         limit: the longest length that is tried.
-
-    Raises:
-        HeadwiseError: the predictor cannot tell the setup with a length of one.
     """
     if setup.config is not None and setup.config.patches is not None:
         return None
     workload = setup.workload
-    most = min(limit or MAX_SIZE, MAX_SIZE, MAX_TOKENS // workload.batch)
+    most = min(MAX_SIZE if limit is None else limit, MAX_SIZE, MAX_TOKENS // workload.batch)
     return find_largest(
-        lambda seq: with_length(setup, seq), judge or Judge(predictor, device), start=workload.seq, limit=most
+        lambda seq: with_length(setup, seq),
+        judge or Judge(predictor, device),
+        start=workload.seq,
+        limit=most,
+        step=setup.length_step,
     )
 
 
@@ -73,28 +72,26 @@ def with_length(setup: Setup, seq: int) -> Setup:
     return replace(setup, config=config, workload=replace(setup.workload, seq=seq))
 
 
-def find_largest(make: Callable[[int], Setup], judge: Judge, *, start: int, limit: int) -> int:
-    """Return the largest size whose setup fits ("yes"), 0 if 1 does not; memory must not shrink with the size.
+def find_largest(make: Callable[[int], Setup], judge: Judge, *, start: int, limit: int, step: int = 1) -> int:
+    """Return the largest size that is found to fit ("yes"), 0 where none is; memory must not shrink with the size.
 
     Bounds alone give the largest size that fits for certain. Some beyond it fit by a replay of the allocator: first one
-    that should if holes between blocks take as much as they do as a rule, then others at a distance of 1/64, 4/64 and
-    so on, until one fits beside one that does not; `MAX_REPLAYS` in all, fewer of deep models.
+    that should if holes between blocks take as much as they do as a rule, then others at a distance of 1/64 and 4/64,
+    then between what fits and what does not; `MAX_REPLAYS` in all, fewer of deep models. What the judge has said of
+    smaller and larger sizes counts as found; and that the next size does not fit, it takes as said from then on.
 
     Args:
         make: from a size, the setup. One that the predictor cannot tell does not fit.
         judge: of what fits.
         start: size to begin with.
         limit: the largest size that is tried.
+        step: only multiples of it are tried.
     """
-    sizes = _Sizes(make, judge, limit)
-    start = min(start, limit)
-    low = sizes.search(start, sizes.fits_by_bounds)
-    if start > low and sizes.fits_replayed(start, is_free=True):
-        low = start
-    if not judge.can_replay or low == limit:
-        return low
-    guess = sizes.search(max(low, 1), sizes.should_fit)
-    return sizes.search_by_replays(low, guess) if guess > low else low
+    most = limit // step
+    if most == 0:
+        return 0
+    sizes = _Sizes(lambda count: make(count * step), judge, most)
+    return step * sizes.find_largest(min(max(start // step, 1), most))
 
 
 class _Sizes:
@@ -112,36 +109,60 @@ class _Sizes:
         self._limit = limit
         self._shares: dict[int, float] = {}  # of the device that a size needs
         num_layers = getattr(make(1).config, "num_layers", 1)
-        self._replays_left = max(1, min(MAX_REPLAYS, MAX_REPLAYED_LAYERS // num_layers))
+        self._max_replays = max(1, min(MAX_REPLAYS, MAX_REPLAYED_LAYERS // num_layers))
+        self._replays_left = self._max_replays
 
-    def fits_by_bounds(self, size: int) -> bool:
-        """Say whether a size fits for certain, without a replay."""
-        verdict = self._judged(size)
+    def find_largest(self, start: int) -> int:
+        """Return the largest size that is found to fit, or 0."""
+        low = self._search(start, self._fits_for_certain)
+        if self._judge.can_replay and low < self._limit:
+            guess = self._search(max(low, 1), self._should_fit)
+            low = self._search_by_replays(low, guess) if guess > low else low
+        if low:
+            self._judge(self._make(low))
+        if low < self._limit:
+            self._judge.rule_out(self._make(low + 1))
+        return low
+
+    def _fits_for_certain(self, size: int) -> bool:
+        """Say whether a size fits by what has been said, or by bounds."""
+        setup = self._make(size)
+        verdict = self._judged(setup)
         if verdict is None:
             return False
         self._shares[size] = (verdict.peak_bytes + verdict.unmodelled_high_bytes) / self._judge.device.memory_bytes
-        return verdict.fits == "yes"
+        known = self._judge.known(setup)
+        return verdict.fits == "yes" if known is None else known
 
-    def should_fit(self, size: int) -> bool:
+    def _should_fit(self, size: int) -> bool:
         """Say whether a size should fit if the holes between its blocks are as large as they are as a rule."""
-        verdict = self._judged(size)
+        setup = self._make(size)
+        verdict = self._judged(setup)
         if verdict is None:
             return False
-        needed = self._judge.usual_need(verdict)
+        needed = self._judge.usual_need(setup, verdict)
         self._shares[size] = needed / self._judge.device.memory_bytes
-        return needed <= self._judge.device.memory_bytes
+        known = self._judge.known(setup)
+        return needed <= self._judge.device.memory_bytes if known is None else known
 
-    def fits_replayed(self, size: int, *, is_free: bool = False) -> bool:
-        """Say whether a size fits by a replay; `is_free`: only where that has been found out before."""
-        if not is_free:
+    def _fits_replayed(self, size: int) -> bool:
+        """Say whether a size fits by what has been said, or by a replay."""
+        setup = self._make(size)
+        known = self._judge.known(setup)
+        if known is None:
             self._replays_left -= 1
-        try:
-            setup = self._make(size)
-            return (self._judge.by_bounds(setup) if is_free else self._judge.replayed(setup)).fits == "yes"
-        except HeadwiseError:
-            return False
+            verdict = self._judged(setup) and self._judge.replayed(setup)
+            known = verdict is not None and verdict.fits == "yes"
+        return known
 
-    def search(self, start: int, test: Callable[[int], bool]) -> int:
+    def _judged(self, setup: Setup) -> FitVerdict | None:
+        """Judge a size by bounds; None: the predictor cannot tell it."""
+        try:
+            return self._judge.by_bounds(setup)
+        except HeadwiseError:
+            return None
+
+    def _search(self, start: int, test: Callable[[int], bool]) -> int:
         """Return the largest size that passes a test, or 0: doubling or halving from a start, then between the two."""
         self._shares.clear()
         low, high = self._bracket(start, test)
@@ -152,29 +173,23 @@ class _Sizes:
             low, high = (size, high) if test(size) else (low, size)
         return low
 
-    def search_by_replays(self, low: int, guess: int) -> int:
+    def _search_by_replays(self, low: int, guess: int) -> int:
         """Return the largest size found to fit from one that does, or 0, by replays around a guess."""
-        step = max(1, guess // NEIGHBOURS)
+        distance = max(1, guess // NEIGHBOURS)
         high = self._limit + 1
         size = guess
         while low < size < high and self._replays_left:
-            if self.fits_replayed(size):
-                low, size = size, min(size + step, self._limit)
-            elif self._replays_left == 1:  # the last one is rather too small than in vain: holes shun powers of two
-                high, size = size, max(low, _power_of_two((low + size) // 2))
-            else:
-                high, size = size, max(size - step, low + 1)
-            step *= 4
+            fits = self._fits_replayed(size)
+            low, high = (size, high) if fits else (low, size)
+            is_near = self._replays_left > self._max_replays // 2
+            if fits:
+                size = min(size + distance, self._limit) if high > self._limit else (low + high) // 2
+            elif is_near and low < size - distance:
+                size -= distance
+            else:  # rather too small than in vain: holes shun powers of two
+                size = max(_power_of_two((low + high) // 2), low + (high - low) // 4)
+            distance *= 4
         return low
-
-    def _judged(self, size: int) -> FitVerdict | None:
-        """Judge a size by bounds; None: the predictor cannot tell it, which is an error of the least size alone."""
-        try:
-            return self._judge.by_bounds(self._make(size))
-        except HeadwiseError:
-            if size == 1:
-                raise
-            return None
 
     def _bracket(self, start: int, test: Callable[[int], bool]) -> tuple[int, int]:
         """Return a size that passes, or 0, and a larger one that does not, or limit + 1."""
@@ -186,6 +201,8 @@ class _Sizes:
                     return low, high
                 low = high
             return low, low + 1
+        if not test(1) and 1 in self._shares:  # where the least can be told at all, it is the least memory
+            return 0, 1
         while high > 1:
             low = high // 2
             if test(low):

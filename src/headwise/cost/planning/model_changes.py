@@ -1,7 +1,8 @@
-"""Changes of the model or of what of it learns: heads, windows, adapters, frozen layers, an 8-bit cache."""
+"""Changes of the model or of what of it learns: heads, windows, adapters, frozen layers, dropout, an 8-bit cache."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from math import isclose
 
 from headwise.config.attention import AttentionConfig
 from headwise.config.model import BlockConfig, ModelConfig
@@ -16,7 +17,7 @@ SMALLEST_WINDOW = 128
 WINDOW_SHARE = 8
 """A window is tried of an eighth of the length, and of no fewer than `SMALLEST_WINDOW` tokens."""
 KV_SHARE = 4
-"""A quarter of the key/value heads is tried."""
+"""A quarter of the key/value heads is tried; one, where their number is no multiple of four."""
 
 NO_CONFIG = "the model is a module without a config that was read: its layers cannot be changed on paper"
 
@@ -54,6 +55,7 @@ def list_model_changes() -> Iterator[Option]:
     yield Option(
         key="lora", topic="what learns", words=f"LoRA of rank {LORA_RANK} on q and v", list="alters", make=_adapt
     )
+    yield Option(key="dropout", topic="dropout", words="no dropout", list="alters", make=_stop_dropout)
     yield Option(key="kv-int8", topic="cache", words="8-bit KV cache", list="alters", make=_shrink_cache)
 
 
@@ -70,10 +72,15 @@ def _widen_heads(setup: Setup, place: Place) -> Made | str:
             num_kv_heads=kv_heads,
             head_dim=2 * attention.head_dim,
             v_head_dim=2 * attention.v_head_dim,
-            scale=(2 * attention.head_dim) ** -0.5,
+            scale=_scale_of(attention, 2 * attention.head_dim),
         )
 
     return _change_layers(setup, widen, "half the heads, each twice as wide")
+
+
+def _scale_of(attention: AttentionConfig, head_dim: int) -> float:
+    """Return the scale with another head_dim: as usual where it is usual, a model's own (T5, Gemma) as it is."""
+    return head_dim**-0.5 if isclose(attention.scale, attention.head_dim**-0.5) else attention.scale
 
 
 def _group_heads(setup: Setup, place: Place) -> Made | str:
@@ -81,13 +88,16 @@ def _group_heads(setup: Setup, place: Place) -> Made | str:
         before = attention.num_kv_heads
         if before == 1:
             return "there is one key/value head as it is"
-        after = before // KV_SHARE if before % KV_SHARE == 0 else 1
-        return replace(attention, num_kv_heads=after)
+        return replace(attention, num_kv_heads=_fewer_kv_heads(before))
 
     attention = _first_attention(setup.config)
     before = attention.num_kv_heads if attention else 0
-    after = before // KV_SHARE if before % KV_SHARE == 0 else 1
+    after = _fewer_kv_heads(before)
     return _change_layers(setup, group, f"{after} key/value head{'s' if after > 1 else ''} in place of {before}")
+
+
+def _fewer_kv_heads(number: int) -> int:
+    return number // KV_SHARE if number % KV_SHARE == 0 else 1
 
 
 def _window(setup: Setup, place: Place) -> Made | str:
@@ -95,7 +105,7 @@ def _window(setup: Setup, place: Place) -> Made | str:
     if config is not None and config.model_type not in WINDOWED_TYPES:
         return f"transformers' {config.model_type!r} has no sliding windows; it takes a model that has them"
     window_size = max(SMALLEST_WINDOW, seq // WINDOW_SHARE)
-    if seq < window_size:
+    if seq <= window_size:
         return f"a window of {window_size} tokens holds all {seq} of a text"
 
     def cut(attention: AttentionConfig) -> AttentionConfig | str:
@@ -145,6 +155,8 @@ def _freeze(setup: Setup, place: Place) -> Made | str:
     if setup.config is None:
         return NO_CONFIG
     num_frozen = setup.config.num_layers // 2
+    if num_frozen == 0:
+        return "the model has one layer, of which there is no first half"
     if workload.frozen_layers >= num_frozen:
         return f"already so: {workload.frozen_layers} of {setup.config.num_layers} layers are frozen"
     changed = replace(workload, frozen_layers=num_frozen)
@@ -161,6 +173,27 @@ def _adapt(setup: Setup, place: Place) -> Made | str:
         return f"the first {workload.frozen_layers} layers are frozen, and LoRA freezes all: give one of them"
     changed = replace(workload, lora=Lora(rank=LORA_RANK, targets=LORA_TARGETS))
     return Made(replace(setup, workload=changed), f"LoRA of rank {LORA_RANK} on q and v", "alters")
+
+
+def _stop_dropout(setup: Setup, place: Place) -> Made | str:
+    """Drop nothing: masks go, and a fused kernel may serve that takes no dropout."""
+    workload = setup.workload
+    if workload.phase != "train":
+        return f"a {workload.phase} drops nothing"
+    if not workload.dropout:
+        return "already so: dropout is off"
+    if setup.config is None:
+        return NO_CONFIG
+    if not _drops(setup.config):
+        return "the model has no dropout"
+    return Made(replace(setup, workload=replace(workload, dropout=False)), "no dropout", "alters")
+
+
+def _drops(config: ModelConfig) -> bool:
+    blocks = (*(config.encoder.blocks if config.encoder else ()), *config.blocks)
+    parts = [part for block in blocks for part in (block, block.attention, block.cross_attention, block.feed_forward)]
+    probabilities = [part.dropout_p for part in (*parts, config.head) if part is not None]
+    return any(probability > 0 for probability in (config.embedding_dropout_p, *probabilities))
 
 
 def _shrink_cache(setup: Setup, place: Place) -> Made | str:

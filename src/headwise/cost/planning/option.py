@@ -2,13 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from headwise.cost.planning.results import ListName
 from headwise.cost.planning.setup import Setup
 from headwise.cost.planning.verdict import Judge
 from headwise.cost.results import Device
-
-ListName = Literal["same", "alters"]
 
 
 class Made(NamedTuple):
@@ -39,10 +38,9 @@ Maker = Callable[[Setup, Place], Made | str]
 class Option:
     """A change that can be tried.
 
-    `make` makes it. `list`: where it stands
-    as a rule; what was made says it for the setup. `topic`: of options with one topic
-    at most one is made. `is_technique`: it leaves the model, its training, the batch, the length and the number of
-    devices as they are. `takes_devices`: it needs more than one.
+    `make` makes it. `list`: where it stands as a rule; what was made says it for the setup. `topic`: of options with
+    one topic at most one is made. `is_technique`: it leaves the model, its training, the batch, the length and
+    the number of devices as they are. `takes_devices`: it needs more than one.
     """
 
     key: str

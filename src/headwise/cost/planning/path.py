@@ -40,7 +40,8 @@ def find_paths(
     """Return the shortest lists of changes with which a step fits ("yes"), the best first.
 
     Where a single change is enough, the pairs of techniques that are enough stand behind: they leave the model, the
-    batch, the length and the number of devices as they are. No list holds another one. Of lists of one length the best
+    batch, the length and the number of devices as they are. Lists are made of changes that can each be made by itself,
+    and the search ends with its budget: it may miss a list. No list holds another one. Of lists of one length the best
     has the same result, one device, the fewest FLOPs and the smallest peak, in this order.
 
     Args:
@@ -139,12 +140,17 @@ class _Search:
     def _try_all(self, lists: list[tuple[Option, ...]], budget: int) -> list[_Found]:
         last = self.place.judge.num_judged + max(1, budget // self._num_played)
         found: list[_Found] = []
-        for chosen in sorted(lists, key=self._preference):
+        for chosen in self._ordered(lists):
             if self.place.judge.num_judged >= last or len(found) >= MAX_PATHS:
                 break
             if (one := self._try(chosen)) is not None:
                 found.append(one)
         return found
+
+    def _ordered(self, lists: list[tuple[Option, ...]]) -> list[tuple[Option, ...]]:
+        """Put lists in the order in which they are tried: by preference, and in turns by what they seem to need."""
+        pairs = zip(sorted(lists, key=self._preference), sorted(lists, key=self._estimate), strict=True)
+        return list(dict.fromkeys(chosen for pair in pairs for chosen in pair))
 
     def _estimate(self, chosen: Sequence[Option]) -> float:
         """Estimate a peak as if each change freed its share of what the others leave."""

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from headwise.cost.planning.limits import largest_batch, largest_seq
 from headwise.cost.planning.path import find_paths
 from headwise.cost.planning.rank import list_changes
-from headwise.cost.planning.results import Change, Path
+from headwise.cost.planning.results import Change, Path, Sweep
 from headwise.cost.planning.setup import Predictor, Setup
+from headwise.cost.planning.sweep import sweep_sizes
 from headwise.cost.planning.verdict import Judge
 from headwise.cost.results import Device, FitVerdict, Ledger
 from headwise.results import Result
@@ -19,7 +20,8 @@ class Planned(Result):
     `verdict`: whether it fits; its `reserved_bytes` are those of a replay, None where none was possible. `ledger`:
     every tensor. `changes`: every single change, ranked. `paths`: the shortest lists of changes that make it fit, best
     first; empty where it fits, or where none was found. `largest_batch`, `largest_seq`: that fit, the other as it is;
-    0: none; `largest_seq` None: the model reads images, whose length is fixed.
+    0: none; `largest_seq` None: the model reads images, whose length is fixed. `sweep`: over the axes that were asked
+    for. One judge says of all of them what fits, so that none contradicts another.
     """
 
     verdict: FitVerdict
@@ -28,9 +30,17 @@ class Planned(Result):
     paths: tuple[Path, ...]
     largest_batch: int
     largest_seq: int | None
+    sweep: Sweep | None = None
 
 
-def plan(predictor: Predictor, setup: Setup, device: Device, *, num_devices: int = 8) -> Planned:
+def plan(
+    predictor: Predictor,
+    setup: Setup,
+    device: Device,
+    *,
+    num_devices: int = 8,
+    axes: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
+) -> Planned:
     """Judge a setup, and list what would change it.
 
     Args:
@@ -38,9 +48,10 @@ def plan(predictor: Predictor, setup: Setup, device: Device, *, num_devices: int
         setup: the step.
         device: what it should fit.
         num_devices: over how many devices the shardings among the changes spread it.
+        axes: batches and lengths of a sweep, from `parse_axes`. Default: no sweep.
 
     Raises:
-        HeadwiseError: the predictor cannot tell the setup.
+        HeadwiseError: the predictor cannot tell the setup, or the axes are not those of a sweep.
     """
     judge = Judge(predictor, device)
     verdict = judge.with_reserved(setup)
@@ -52,4 +63,5 @@ def plan(predictor: Predictor, setup: Setup, device: Device, *, num_devices: int
         paths=find_paths(predictor, setup, device, changes, num_devices=num_devices, judge=judge),
         largest_batch=largest_batch(predictor, setup, device, judge=judge),
         largest_seq=largest_seq(predictor, setup, device, judge=judge),
+        sweep=None if axes is None else sweep_sizes(predictor, setup, device, *axes, judge=judge),
     )

@@ -13,6 +13,9 @@ from headwise.results import format_bytes
 LITTLE_PERCENT = 1
 """A change that frees less than this share of the peak is said to free little, and why."""
 
+NOTHING_SHARE = 1000
+"""Less than one part in so many of the peak is said to be nothing, more or less."""
+
 MAX_EXPLAINED_LAYERS = 1000
 """Beyond, ledgers are not compared: they have a million tensors."""
 
@@ -74,14 +77,19 @@ def _frees_little(before: Setup, after: Setup, old: Ledger, new: Ledger) -> str:
             return f"{no_scores}; the peak is at {peak}"
     label, most = _most_freed(old, new)
     if most <= 0:
-        grown = new.bytes_at(new.peak) - old.bytes_at(old.peak)
-        more = f"it takes {format_bytes(grown)} more" if grown > 0 else "it makes no tensor of the step smaller"
+        grown = _matter(new.bytes_at(new.peak) - old.bytes_at(old.peak), old)
+        more = f"it takes {format_bytes(grown)} more" if grown else "it makes no tensor of the step smaller"
         return f"{more}; the peak is at {peak}"
     if label == new.moments[new.peak]:
         return f"all it frees is {format_bytes(most)}; the peak is at {peak}"
-    freed = max(0, old.bytes_at(old.peak) - new.bytes_at(new.peak))
+    freed = _matter(old.bytes_at(old.peak) - new.bytes_at(new.peak), old)
     elsewhere = f"it frees {format_bytes(most)} at {describe_moment(label, after.config)}"
     return f"{elsewhere}, but {format_bytes(freed) if freed else 'nothing'} of the peak at {peak}"
+
+
+def _matter(num_bytes: int, ledger: Ledger) -> int:
+    """Return the bytes, 0 where they are negative or nothing beside the peak."""
+    return num_bytes if num_bytes * NOTHING_SHARE >= ledger.bytes_at(ledger.peak) else 0
 
 
 def _most_freed(old: Ledger, new: Ledger) -> tuple[str, int]:

@@ -7,6 +7,7 @@ from headwise.cost.sharding.results import Travel
 from headwise.results import Result
 
 Fits = Literal["yes", "tight", "no"]
+ListName = Literal["same", "alters"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,7 @@ class Change(Result):
 
     key: str
     change: str
-    list: Literal["same", "alters"]
+    list: ListName
     applies: bool
     frees_bytes: int
     peak_bytes: int | None
@@ -41,7 +42,7 @@ class Path(Result):
 
     keys: tuple[str, ...]
     changes: tuple[str, ...]
-    list: Literal["same", "alters"]
+    list: ListName
     peak_bytes: int
     extra_flops_fraction: float | None
     fits: Fits

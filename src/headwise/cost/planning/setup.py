@@ -11,6 +11,9 @@ from headwise.cost.workload import Workload
 DATA_PARALLEL = ("zero1", "zero2", "zero3")
 """Shardings under which each device has texts of its own."""
 
+TEXT_PARALLEL = ("sequence", "context")
+"""Shardings under which each device has an equal part of every text."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
@@ -26,8 +29,14 @@ class Setup:
     @property
     def num_copies(self) -> int:
         """How many devices work on texts of their own."""
-        has_own_texts = self.sharding is not None and self.sharding.kind in DATA_PARALLEL
-        return self.sharding.num_devices if self.sharding is not None and has_own_texts else 1
+        sharding = self.sharding
+        return sharding.num_devices if sharding is not None and sharding.kind in DATA_PARALLEL else 1
+
+    @property
+    def length_step(self) -> int:
+        """Which multiples a length must be: of the devices, where they have equal parts of a text."""
+        sharding = self.sharding
+        return sharding.num_devices if sharding is not None and sharding.kind in TEXT_PARALLEL else 1
 
     @property
     def num_tokens(self) -> int:

@@ -59,10 +59,8 @@ def _shrink_batch(setup: Setup, place: Place) -> Made | str:
         return "the batch is one text as it is"
     if place.judge.fits(setup) == "yes":
         after = before // 2
-    elif place.judge.fits(_with_batch(setup, 1)) != "yes":
-        after = 1
     else:
-        after = largest_batch(place.judge.predictor, setup, place.device, judge=place.judge) or 1
+        after = largest_batch(place.judge.predictor, setup, place.device, judge=place.judge, limit=before - 1) or 1
     return Made(_with_batch(setup, after), f"batch {after} in place of {before}", "alters")
 
 
@@ -75,12 +73,11 @@ def _shorten(setup: Setup, place: Place) -> Made | str:
     before = setup.workload.seq
     if setup.config is not None and setup.config.patches is not None:
         return f"every image has {before} tokens"
-    if before == 1:
-        return "the length is one token as it is"
+    step = setup.length_step
+    if before == step:
+        return f"the length is {before} tokens, one for each device" if step > 1 else "the length is one token as it is"
     if place.judge.fits(setup) == "yes":
-        after = before // 2
-    elif place.judge.fits(with_length(setup, 1)) != "yes":
-        after = 1
+        after = before // step // 2 * step
     else:
-        after = largest_seq(place.judge.predictor, setup, place.device, judge=place.judge) or 1
+        after = largest_seq(place.judge.predictor, setup, place.device, judge=place.judge, limit=before - 1) or step
     return Made(with_length(setup, after), f"length {after} in place of {before}", "alters")

@@ -10,9 +10,11 @@ from headwise.cost.planning.setup import Predictor, Setup
 from headwise.cost.planning.verdict import Judge
 from headwise.cost.results import Device
 from headwise.cost.workload import MAX_TOKENS
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, HeadwiseError
 
 MAX_POINTS = 400
+MAX_REPLAYED_LAYERS = 2048
+"""Layers that may be replayed for the points of a sweep, beside those that its judge may replay anyway."""
 AXES = ("batch", "seq")
 MAX_TEXT = 400  # characters of a range
 
@@ -28,7 +30,11 @@ def sweep_sizes(
 ) -> Sweep:
     """Predict a step at every batch with every length, and for each batch find the largest length that fits.
 
-    A length beyond the model's position table is reckoned with a longer table.
+    A length beyond the model's position table is reckoned with a longer table. Points that the predictor cannot tell
+    are left out, as lengths that cannot be shared out equally among the devices of a sharding that does so.
+
+    The points are judged from the smallest batch and length up, and before the edge; all by one judge, so that they
+    agree with one another, with the edge, and with what the judge has said before.
 
     Args:
         predictor: tells the memory.
@@ -39,8 +45,7 @@ def sweep_sizes(
         judge: of that device, with what it has judged. Default: a new one.
 
     Raises:
-        ConfigError: more than `MAX_POINTS` points, or another length than an image's.
-        HeadwiseError: the predictor cannot tell the setup.
+        ConfigError: more than `MAX_POINTS` points, another length than an image's, or no point that can be told.
     """
     batches, seqs = batches or (setup.workload.batch,), seqs or (setup.workload.seq,)
     if len(batches) * len(seqs) > MAX_POINTS:
@@ -53,12 +58,20 @@ def sweep_sizes(
             f"a length must be an image's {patches.num_tokens} tokens; got {', '.join(map(str, seqs[:5]))}"
         )
     judge = judge or Judge(predictor, device)
-    points = []
+    judge.allow(MAX_REPLAYED_LAYERS)
+    points, refusals = [], []
     for batch in batches:
         for seq in seqs:
-            verdict = judge(_at(setup, batch, seq))
-            points.append(SweepPoint(batch=batch, seq=seq, peak_bytes=verdict.peak_bytes, fits=verdict.fits))
-    return Sweep(points=tuple(points), frontier=tuple(_edge(judge, setup, batch) for batch in batches))
+            try:
+                verdict = judge(_at(setup, batch, seq))
+            except HeadwiseError as error:
+                refusals.append(error)
+            else:
+                points.append(SweepPoint(batch=batch, seq=seq, peak_bytes=verdict.peak_bytes, fits=verdict.fits))
+    if not points:
+        raise ConfigError(f"a sweep must have a point that can be told; got none: {refusals[0]}")
+    told = sorted({point.batch for point in points})
+    return Sweep(points=tuple(points), frontier=tuple(_edge(judge, setup, batch) for batch in told))
 
 
 def _at(setup: Setup, batch: int, seq: int) -> Setup:
@@ -72,7 +85,7 @@ def _edge(judge: Judge, setup: Setup, batch: int) -> FrontierPoint:
     if largest is None:  # images
         is_enough = judge.fits(at_batch) == "yes"
         return FrontierPoint(batch=batch, largest_seq=setup.workload.seq if is_enough else None, is_limit=is_enough)
-    is_limit = largest == min(MAX_SIZE, MAX_TOKENS // batch)
+    is_limit = largest == min(MAX_SIZE, MAX_TOKENS // batch) // setup.length_step * setup.length_step
     return FrontierPoint(batch=batch, largest_seq=largest or None, is_limit=is_limit)
 
 

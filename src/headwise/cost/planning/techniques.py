@@ -5,7 +5,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from headwise.cost.planning.option import ListName, Made, Maker, Option, Place
+from headwise.cost.planning.option import Made, Maker, Option, Place
+from headwise.cost.planning.results import ListName
 from headwise.cost.planning.setup import Setup
 from headwise.cost.results import Device
 

@@ -1,13 +1,16 @@
 """Does a setup fit? By bounds where they suffice, by a replay of the allocator where they do not."""
 
+from dataclasses import replace
+
 from headwise.cost.planner import ALLOCATOR_KINDS, judge, unmodelled
 from headwise.cost.planning.results import Fits
+from headwise.cost.planning.said import Said
 from headwise.cost.planning.setup import Predictor, Setup
 from headwise.cost.results import Device, FitVerdict
 
 MAX_REPLAYED_LAYERS = 128
 """Layers, over all replays of one judge: one takes a millisecond or two a layer, and a plan should take below a second.
-Afterwards bounds alone decide, on the safe side: "tight" may stand where a replay would have said "yes"."""
+Afterwards bounds decide, on the safe side: "tight" may stand where a replay would have said "yes"."""
 
 MAX_LAYERS_WITHOUT_LIMIT = 48
 """Steps of more layers that cannot fit are not replayed to tell what they would reserve."""
@@ -23,6 +26,15 @@ class Judge:
     most for holes between blocks and the upper bounds is not. Only between the two are the allocations replayed, within
     what the upper bounds leave of the device: "yes" if they all fit, else "tight".
 
+    One judge never contradicts itself. A setup keeps its verdict; and of setups that differ in batch and length alone,
+    none is "yes" where one that is smaller in both, or as large, is not. Holes between blocks do not obey this: now and
+    then a replay of 2048 tokens does not fit and one of 4096 does. What is said first stands then: the larger one is
+    "tight" where the smaller one has been found not to fit; and the smaller one is "yes" where the larger one has been
+    found to fit, since padded up to that one's size it is the same step.
+
+    When no layers are left to replay, a setup that bounds do not tell is "yes" if a replay has shown one to fit that is
+    as large or larger in batch, length and peak, as what a change frees bytes of; else "tight".
+
     Args:
         predictor: tells the memory of a setup.
         device: what the setups should fit.
@@ -35,6 +47,8 @@ class Judge:
         self._layers_left = max_replayed_layers
         self._by_bounds: dict[Setup, FitVerdict] = {}
         self._verdicts: dict[Setup, FitVerdict] = {}
+        self._said = Said()
+        self._replayed: list[tuple[int, ...]] = []  # sizes of what fits by a replay, as of `_sizes`
 
     @property
     def num_judged(self) -> int:
@@ -55,14 +69,29 @@ class Judge:
         verdict = self._verdicts.get(setup)
         if verdict is None:
             verdict = self.by_bounds(setup)
-            if verdict.fits == "tight" and self._take_layers(setup):
-                return self.replayed(setup)
-            self._verdicts[setup] = verdict
+            if verdict.fits == "tight" and self.known(setup) is None:
+                if self._take_layers(setup):
+                    return self.replayed(setup)
+                if self._is_below_a_replayed_one(setup, verdict):
+                    verdict = replace(verdict, fits="yes")
+            verdict = self._say(setup, verdict)
         return verdict
 
     def fits(self, setup: Setup) -> Fits:
         """Judge a setup: the word alone."""
         return self(setup).fits
+
+    def known(self, setup: Setup) -> bool | None:
+        """Tell whether a setup fits ("yes") by what has been said of smaller and larger ones; None: nothing tells."""
+        return self._said.tells(setup)
+
+    def rule_out(self, setup: Setup) -> None:
+        """Take it as said that a setup does not fit for certain, as of one beyond the largest that was found to."""
+        self._said.add(setup, False)
+
+    def allow(self, num_layers: int) -> None:
+        """Let so many layers more be replayed."""
+        self._layers_left += num_layers
 
     def by_bounds(self, setup: Setup) -> FitVerdict:
         """Judge a setup by bounds alone, unless it has been judged with a replay.
@@ -84,10 +113,11 @@ class Judge:
             HeadwiseError: the predictor cannot tell it.
         """
         verdict = self.by_bounds(setup)
-        if verdict.fits != "no" and verdict.reserved_bytes is None and self.can_replay:
-            verdict = self._within_capacity(setup, verdict.peak_bytes) or verdict
-        self._verdicts[setup] = verdict
-        return verdict
+        is_open = verdict.fits != "no" and verdict.reserved_bytes is None and self.known(setup) is None
+        if is_open and self.can_replay and (replayed := self._within_capacity(setup, verdict.peak_bytes)):
+            verdict = replayed
+            self._replayed.append(_sizes(setup, verdict))
+        return self._say(setup, verdict)
 
     def with_reserved(self, setup: Setup) -> FitVerdict:
         """Judge a setup by a replay, and tell the reserved bytes also of one that does not fit, as without a limit.
@@ -100,15 +130,19 @@ class Judge:
             reserved = self.predictor.reserved(setup)
             if reserved is not None:
                 num_devices = _num_devices(setup)
-                verdict = judge(verdict.peak_bytes, self.device, reserved_bytes=reserved, num_devices=num_devices)
-                self._verdicts[setup] = verdict
+                found = judge(verdict.peak_bytes, self.device, reserved_bytes=reserved, num_devices=num_devices)
+                # A replay counts cuBLAS's workspace among its own, so that its lower bound says "no" less often.
+                fits = verdict.fits if verdict.fits == "no" else found.fits
+                self._said.forget(setup)
+                verdict = self._say(setup, replace(found, fits=fits))
         return verdict
 
-    def usual_need(self, verdict: FitVerdict) -> int:
-        """Return what a step needs of the device if holes between its blocks take as much as they do as a rule."""
-        parts = unmodelled(verdict.peak_bytes, self.device, reserved_bytes=verdict.peak_bytes)
-        holes = verdict.peak_bytes * USUAL_HOLES_PERCENT // 100
-        return verdict.peak_bytes + holes + sum(part.high for part in parts)
+    def usual_need(self, setup: Setup, verdict: FitVerdict) -> int:
+        """Return what a judged step needs of the device if holes between its blocks take as much as they usually do."""
+        peak_bytes, num_devices = verdict.peak_bytes, _num_devices(setup)
+        parts = unmodelled(peak_bytes, self.device, reserved_bytes=peak_bytes, num_devices=num_devices)
+        holes = peak_bytes * USUAL_HOLES_PERCENT // 100
+        return peak_bytes + holes + sum(part.high for part in parts)
 
     def _within_capacity(self, setup: Setup, peak_bytes: int) -> FitVerdict | None:
         """Judge by a replay within what the upper bounds leave; None: it does not fit there, or cannot be replayed."""
@@ -119,6 +153,19 @@ class Judge:
         if reserved is None:
             return None
         return judge(peak_bytes, self.device, reserved_bytes=reserved, num_devices=num_devices)
+
+    def _say(self, setup: Setup, verdict: FitVerdict) -> FitVerdict:
+        """Make a verdict agree with what has been said of smaller and larger setups, and remember it."""
+        known = self.known(setup)
+        if known is not None and verdict.fits == ("tight" if known else "yes"):
+            verdict = replace(verdict, fits="yes" if known else "tight")
+        self._said.add(setup, verdict.fits == "yes")
+        self._verdicts[setup] = verdict
+        return verdict
+
+    def _is_below_a_replayed_one(self, setup: Setup, verdict: FitVerdict) -> bool:
+        own = _sizes(setup, verdict)
+        return any(all(size <= more for size, more in zip(own, sizes, strict=True)) for sizes in self._replayed)
 
     def _take_layers(self, setup: Setup) -> bool:
         """Say whether a setup may be replayed, and count its layers."""
@@ -135,6 +182,11 @@ def judge_setup(predictor: Predictor, setup: Setup, device: Device) -> FitVerdic
         HeadwiseError: the predictor cannot tell it.
     """
     return Judge(predictor, device)(setup)
+
+
+def _sizes(setup: Setup, verdict: FitVerdict) -> tuple[int, ...]:
+    """Return batch, length, peak and devices of a setup: what holes and all that is not modelled grow with."""
+    return setup.workload.batch, setup.workload.seq, verdict.peak_bytes, _num_devices(setup)
 
 
 def _num_layers(setup: Setup) -> int:

@@ -22,7 +22,8 @@ from typing import Any
 
 from headwise.cost.step.optimizers import OPTIMIZER_STEP
 from headwise.cost.step.play import LOSS
-from headwise.cost.step.tape import Node, Record, Shape, Storage, Tape, Value
+from headwise.cost.step.sends import Send, SendingTape
+from headwise.cost.step.tape import BYTES_OF_DTYPE, Node, Record, Shape, Storage, Value
 
 ROOT = "root"
 
@@ -43,7 +44,7 @@ class _Group:
 
 
 @dataclass
-class GatheringTape(Tape):
+class GatheringTape(SendingTape):
     """A tape whose parameters are shards.
 
     Args:
@@ -160,6 +161,9 @@ class GatheringTape(Tape):
         with self.owned_by(group.owner):
             is_cast = self.shard_dtype not in (None, self._dtype)
             _sent = self.new("shards, cast", (numel,), self._dtype) if is_cast else None
+            what = "weights of layers, for backward" if self._has_begun_backward else "weights, for forward"
+            size = self.num_devices * numel * BYTES_OF_DTYPE[self._dtype]
+            self.sends.append(Send(what, "all-gather", size, self.owner))
             group.buffer = self.new("weights on their way", (self.num_devices * numel,), self._dtype)
 
     def _reduce(self, group: _Group) -> None:
@@ -173,6 +177,8 @@ class GatheringTape(Tape):
         dtype = self.shard_dtype or nodes[0].dtype
         numel = sum(map(prod, shapes))
         with self.owned_by(group.owner):
+            size = self.num_devices * numel * BYTES_OF_DTYPE[dtype]
+            self.sends.append(Send("gradients", "reduce-scatter", size, self.owner))
             self._reduce_input = self.new("gradients on their way", (self.num_devices * numel,), dtype, kind="gradient")
             group.gradients.clear()
             if self.accumulates:

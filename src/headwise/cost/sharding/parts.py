@@ -28,6 +28,15 @@ def part_of_config(config: ModelConfig, sharding: Sharding) -> ModelConfig:
     return replace(config, blocks=tuple(parts[id(block)] for block in config.blocks))
 
 
+def splits_head(config: ModelConfig, sharding: Sharding) -> bool:
+    """Say whether "tensor" or "sequence" splits a head along the vocabulary, and the token table with it.
+
+    A head of words is split; one that is tied to the token table only where the tokens are shared out too.
+    """
+    head = config.head
+    return head is not None and head.kind == "language_model" and (sharding.kind == "sequence" or not head.tied)
+
+
 def _part_of_block(block: BlockConfig, sharding: Sharding) -> BlockConfig:
     attention = block.attention
     if not isinstance(attention, AttentionConfig):

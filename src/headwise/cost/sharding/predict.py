@@ -12,7 +12,7 @@ from headwise.cost.reserved import Event, step_events
 from headwise.cost.results import Ledger, StepMemory
 from headwise.cost.sharding.checks import require_optimizer_of_shards, require_ring, require_split
 from headwise.cost.sharding.gathered import GatheringTape
-from headwise.cost.sharding.parts import part_of_config
+from headwise.cost.sharding.parts import part_of_config, splits_head
 from headwise.cost.sharding.replicated import OwnOptimizer, ReplicaTape
 from headwise.cost.sharding.results import Sharding
 from headwise.cost.sharding.ring import RingTape
@@ -131,19 +131,17 @@ def _plan_ring(config: ModelConfig, workload: Workload, sharding: Sharding) -> D
     family_of(config, workload)  # refuse what is not known before its attention is looked at
     require_ring(config, workload, sharding)
     own = replace(workload, seq=workload.seq // sharding.num_devices)
-    return DevicePlan(config, own, partial(play_step, make_tape=RingTape))
+    return DevicePlan(config, own, partial(play_step, make_tape=partial(RingTape, num_devices=sharding.num_devices)))
 
 
 def _plan_split(config: ModelConfig, workload: Workload, sharding: Sharding) -> DevicePlan:
     family = family_of(config, workload)  # of the whole model: a device's part has another form
     require_split(config, workload, sharding)
-    head, splits_tokens = config.head, sharding.kind == "sequence"
-    gives_words = head is not None and head.kind == "language_model"
     make_tape = partial(
         SplitTape,
         num_devices=sharding.num_devices,
-        splits_tokens=splits_tokens,
-        splits_head=gives_words and (splits_tokens or not (head is not None and head.tied)),
+        splits_tokens=sharding.kind == "sequence",
+        splits_head=splits_head(config, sharding),
     )
     part = part_of_config(config, sharding)
     return DevicePlan(part, workload, partial(play_step, family=family, make_tape=make_tape))

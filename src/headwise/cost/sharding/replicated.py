@@ -81,9 +81,8 @@ class OwnOptimizer:
         gradients = {(life.owner, life.name) for life in step.lives if life.kind == "gradient"}
         trained = [
             Record(life.name, "parameter", life.shape, life.dtype, step.owner(life, shift), life.bytes, 0)
-            for life in step.lives
-            if life.kind == "parameter" and gradients & {(life.owner, f"{what} {life.name}") for what in PLACES}
-            for shift in step.shifts(life.layer)
+            for life, shift in step.in_order(life for life in step.lives if life.kind == "parameter")
+            if gradients & {(life.owner, f"{what} {life.name}") for what in PLACES}
         ]
         own = largest_share(trained, num_devices)
         self.states = [state for record in own for state in optimizer_states(record, workload)]
@@ -98,9 +97,11 @@ class OwnOptimizer:
 
     def add_to_totals(self, totals: StepMemory, step: RepeatedStep) -> StepMemory:
         """Return the totals of the step with both."""
-        ends = ((life, step.span(life.layer, life.born, life.last, 0)[1]) for life in step.lives)
         last_bytes = sum(
-            life.bytes * len(step.shifts(life.layer)) for life, end in ends if end in (None, len(step.moments))
+            life.bytes
+            for life in step.lives
+            for shift in step.shifts(life.layer)
+            if step.span(life.layer, life.born, life.last, shift)[1] in (None, len(step.moments))
         )
         last_bytes += sum(record.bytes for record in self.work)
         state_bytes = sum(record.bytes for record in self.states)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, no_type_check
 
 from headwise.config.checks import require_choice, require_flag, require_size
+from headwise.cost.step.sends import Collective
 from headwise.results import Result
 
 SHARDINGS = ("zero1", "zero2", "zero3", "tensor", "sequence", "context")
@@ -16,8 +17,12 @@ class Sharding(Result):
     """One way of spreading a training step over equal devices; the workload beside it is that of each device.
 
     Args:
-        kind: "zero1": each device keeps a share of the optimizer's states; "zero2": and of the gradients; "zero3": and
-            of the weights, gathered layer by layer (torch's FSDP2). Each has texts of its own. "tensor": heads and
+        kind: "zero1": each device keeps a share of the optimizer's states (torch's ZeroRedundancyOptimizer beside
+            DDP, which sends half as much again as ZeRO's own first stage); "zero2": and of the gradients, and between
+            steps of the weights, which stay gathered on top of the shards from forward to backward (torch's FSDP2 with
+            `reshard_after_forward=False`; ZeRO's own second stage, and DeepSpeed's, keeps whole weights and no shards,
+            so it needs less within a step by one share and more between steps); "zero3": and of the weights always,
+            gathered layer by layer (FSDP2's default). Each has texts of its own. "tensor": heads and
             hidden units are shared out, every device has all texts; "sequence": and what stands between (norms,
             residual stream) is shared out along the tokens. "context": each device has a part of every text's tokens,
             and all weights.
@@ -49,5 +54,5 @@ class Travel(Result):
     """
 
     what: str
-    collective: Literal["all-gather", "reduce-scatter", "all-reduce", "ring"]
+    collective: Collective
     sent_bytes: int

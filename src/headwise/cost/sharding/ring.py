@@ -14,12 +14,19 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from headwise.cost.step.tape import BYTES_OF_DTYPE, Shape, Tape, Value
+from headwise.cost.step.sends import SendingTape
+from headwise.cost.step.tape import BYTES_OF_DTYPE, Shape, Value
 
 
 @dataclass
-class RingTape(Tape):
-    """A tape whose fused attention reads the keys and values of other devices too."""
+class RingTape(SendingTape):
+    """A tape whose fused attention reads the keys and values of other devices too.
+
+    Args:
+        num_devices: around the ring.
+    """
+
+    num_devices: int = 1
 
     def apply(self, name: str, shape: Shape, *, fresh: Sequence[Value] = (), **keywords: Any) -> Value:
         """Run one operation; around attention hold what is in flight."""
@@ -31,6 +38,11 @@ class RingTape(Tape):
             *(self.new(f"keys and values, {how}", pair, key.dtype) for how in ("contiguous", "sent", "received")),
             *(self.new(f"attention output, {how}", shape) for how in ("merged so far", "merged")),
         ]
+        pair_bytes = pair[0] * BYTES_OF_DTYPE[key.dtype]
+        self.send("keys and values", "ring", (self.num_devices - 1) * pair_bytes)
+        if any(one.node is not None for one in fresh):
+            self.send_in_backward("keys and values, for backward", "ring", (self.num_devices - 1) * pair_bytes)
+            self.send_in_backward("gradients of keys and values", "ring", self.num_devices * pair[0] * 4)
         # Backward has the same pairs, as many of their gradients (added up, sent, received), and two of the queries'.
         own = keywords.pop("workspace_bytes", 0)
         passing = 3 * pair[0] * (BYTES_OF_DTYPE[key.dtype] + 4) + 2 * prod(query.shape) * 4

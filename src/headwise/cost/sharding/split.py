@@ -17,9 +17,11 @@ distributed/tensor/parallel/style.py.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
-from headwise.cost.step.tape import Shape, Storage, Tape, Value
+from headwise.cost.step.sends import SendingTape
+from headwise.cost.step.tape import BYTES_OF_DTYPE, Record, Shape, Storage, Value
 
 COLUMN = ("q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj")
 ROW = ("out_proj", "down_proj")
@@ -27,7 +29,7 @@ TABLES = ("token table", "position table", "type table")
 
 
 @dataclass
-class SplitTape(Tape):
+class SplitTape(SendingTape):
     """A tape of one device's part of a model that is split by `part_of_config`.
 
     Args:
@@ -39,6 +41,7 @@ class SplitTape(Tape):
     num_devices: int = 1
     splits_tokens: bool = False
     splits_head: bool = False
+    _gathered: Record | None = None
 
     def parameter(self, name: str, shape: Shape, *args: Any, **keywords: Any) -> Value:
         """Allocate a weight; of the head's and, where tokens are split, of the token table's, this device's rows."""
@@ -74,11 +77,16 @@ class SplitTape(Tape):
         x, *weights = fresh
         if not self.splits_tokens:
             if x.node is not None:
+                self.send_in_backward("gradients of projections' inputs", "all-reduce", _bytes(x.shape, x.dtype))
                 # What comes of it waits for its sum, and is a view that nothing is added to in place.
                 x = super().apply(
                     x.storage.record.name, x.shape, fresh=(x,), storage=x.storage, gradient_layouts=("view",)
                 )
             return super().apply(name, shape, fresh=(x, *weights), **keywords)
+        is_first = x.storage.record is not self._gathered
+        self._gathered = x.storage.record
+        if is_first:  # projections of one input share what is gathered of it
+            self._send_tokens(x, learns=any(one.node is not None for one in fresh))
         gathered = super().apply(
             f"{x.storage.record.name}, all tokens", self._all_tokens(x.shape), fresh=(x,), layout=x.storage.layout
         )
@@ -88,9 +96,23 @@ class SplitTape(Tape):
     def _sum(self, partial: Value) -> Value:
         """Add up the devices' shares of a sum: into a tensor of all tokens, or of this device's."""
         name = f"{partial.storage.record.name}, of all devices"
+        size = _bytes(partial.shape, partial.dtype)
         if self.splits_tokens:
+            self.send("embeddings and outputs of branches", "reduce-scatter", size)
+            if partial.node is not None:
+                self.send_in_backward("gradients of outputs of branches", "all-gather", size)
             return super().apply(name, self._own_tokens(partial.shape), fresh=(partial,))
+        self.send("outputs of layers' branches", "all-reduce", size)
         return super().apply(name, partial.shape, passed=(partial,))
+
+    def _send_tokens(self, x: Value, *, learns: bool) -> None:
+        """Note that all tokens are gathered before a branch or the head, and once more for the weights' gradients."""
+        size = _bytes(self._all_tokens(x.shape), x.dtype)
+        self.send("tokens into branches and head", "all-gather", size)
+        if learns:
+            self.send_in_backward("tokens again, for weights' gradients", "all-gather", size)
+        if x.node is not None:
+            self.send_in_backward("gradients of tokens", "reduce-scatter", size)
 
     def _look_up(self, name: str, shape: Shape, fresh: Sequence[Value], keywords: dict[str, Any]) -> Value:
         if not self.splits_tokens:
@@ -102,6 +124,7 @@ class SplitTape(Tape):
     def _gather_scores(self, scores: Value) -> Value:
         """Bring the scores of all words together: they come device by device, and are laid side by side."""
         shape = (*scores.shape[:-1], scores.shape[-1] * self.num_devices)
+        self.send("scores of the vocabulary", "all-gather", _bytes(shape, scores.dtype))
         _gathered: Storage = self.new("scores of each device", shape, scores.dtype)
         return super().apply(f"{scores.storage.record.name}, gathered", shape, fresh=(scores,))
 
@@ -110,3 +133,7 @@ class SplitTape(Tape):
 
     def _own_tokens(self, shape: Shape) -> Shape:
         return (*shape[:-2], shape[-2] // self.num_devices, shape[-1])
+
+
+def _bytes(shape: Shape, dtype: str) -> int:
+    return BYTES_OF_DTYPE[dtype] * prod(shape)

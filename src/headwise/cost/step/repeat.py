@@ -7,7 +7,8 @@ cycle between. No cycle goes on from frozen layers to those that learn.
 
 import gc
 import re
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -16,8 +17,9 @@ from headwise.config.checks import require_instance
 from headwise.config.model import BlockConfig, ModelConfig
 from headwise.cost.results import Kind
 from headwise.cost.step.freezing import frozen_layers, require_frozen
-from headwise.cost.step.optimizers import optimizer_states, trained_parameters
+from headwise.cost.step.optimizers import OPTIMIZER_STEP, optimizer_states, trained_parameters
 from headwise.cost.step.play import Play, play_step
+from headwise.cost.step.sends import Send, SendingTape
 from headwise.cost.step.tape import Record, Tape
 from headwise.cost.workload import Workload
 from headwise.errors import UnsupportedError
@@ -64,11 +66,13 @@ class RepeatedStep:
     Attributes:
         lives: of every tensor that was played.
         moments: names of all moments of the whole step.
+        sends: what one device of several sends to others, each with how many operations of the whole step are like it.
     """
 
     def __init__(self, config: ModelConfig, workload: Workload, play: Play = play_step):
         require_frozen(config, workload)
         self._shifts: list[range] = []  # by how many layers each played layer is shifted
+        self._runs: list[int] = []  # which run of equal cycles each played layer is of
         border = frozen_layers(workload)
         frozen = self._choose(config.blocks[:border], border=0)
         blocks = frozen + self._choose(config.blocks[border:], border=border)
@@ -82,8 +86,9 @@ class RepeatedStep:
             tape = play(config, blocks, replace(workload, frozen_layers=len(frozen)))
         self.moments: tuple[str, ...] = ()  # set by the next line
         self._played = list(self._repeat_moments(tape, config.num_layers, border))
-        self._first_layer = next(index for index, moment in enumerate(self._played) if moment.direction)
-        self.lives = list(_lives(tape, workload))
+        self.lives = [self._renamed(life) for life in self._lives(tape, workload)]
+        sends = tape.sends if isinstance(tape, SendingTape) else []
+        self.sends: list[tuple[Send, int]] = [(one, len(self.shifts(_split_owner(one.owner)[0]))) for one in sends]
 
     def _choose(self, layers: Sequence[BlockConfig], *, border: int) -> list[BlockConfig]:
         """Choose the layers to play of some in a row, with `border` layers before them; note how each is shifted."""
@@ -99,6 +104,8 @@ class RepeatedStep:
                 self._shifts += [*width * [once], *width * [middle], *width * [range(last, last + 1)]]
             else:
                 self._shifts += times * width * [once]
+            run = self._runs[-1] + 1 if self._runs else 0
+            self._runs += (len(self._shifts) - len(self._runs)) * [run]
             place += times * width
         return chosen
 
@@ -106,20 +113,88 @@ class RepeatedStep:
         """Return by how many layers a life is shifted to give each tensor that it stands for."""
         return range(1) if layer is None else self._shifts[layer]
 
+    def in_order(self, lives: Iterable[Life]) -> list[tuple[Life, int]]:
+        """Give each tensor that some lives stand for, as the life and its shift, layer by layer as a whole play does.
+
+        Lives of no layer stay before or after those of layers.
+        """
+        placed: list[tuple[int, Life, int]] = []
+        place = -1
+        for life in lives:
+            if life.layer is not None:
+                place = len(self.moments)  # for what comes after the layers
+            placed += [
+                (place if life.layer is None else life.layer + shift, life, shift) for shift in self.shifts(life.layer)
+            ]
+        return [(life, shift) for _, life, shift in sorted(placed, key=lambda one: one[0])]
+
     def owner(self, life: Life, shift: int) -> str:
         """Return whose a life is when it is shifted."""
         return life.owner if life.layer is None else f"layer {life.layer + shift}{life.part}"
 
+    def _lives(self, tape: Tape, workload: Workload) -> Iterator[Life]:
+        own, inner = [stretch.peak_tick for stretch in tape.stretches], self._inner_instants(tape)
+        for record in tape.records:
+            layer, part = _split_owner(record.owner)
+            span = _stretches_of(record, inner if len(self.shifts(layer)) > 1 else own)
+            if span is not None:
+                yield _life(record, _kind(record, tape), layer, part, *span)
+        for parameter in trained_parameters(tape):
+            for record in optimizer_states(parameter, workload):
+                yield _life(record, "optimizer", *_split_owner(record.owner), 0, None)
+
+    def _inner_instants(self, tape: Tape) -> list[int]:
+        """Return the tick of each stretch that counts for lives of layers that stand for several.
+
+        Their neighbours are layers like themselves, so where the first or last layer of a run stands in for one, what
+        counts is the instant that is the worst in the layer between, which need not be the worst of its own.
+        """
+        begins = [stretch.begin_tick for stretch in tape.stretches]
+        made: list[dict[tuple[str, str], int]] = [{} for _ in begins]  # the last tick of each name in each stretch
+        at: dict[int, tuple[str, str]] = {}
+        worst = {stretch.peak_tick for stretch in tape.stretches}
+        for record in tape.records:
+            key = record.name, _split_owner(record.owner)[1]
+            made[bisect_right(begins, record.born) - 1][key] = record.born
+            if record.born in worst:
+                at[record.born] = key
+        ticks = []
+        places = {stretch.label: index for index, stretch in enumerate(tape.stretches)}
+        for index, (stretch, moment) in enumerate(zip(tape.stretches, self._played, strict=True)):
+            inner = self._inner_layer(moment.layer) if moment.direction else None
+            way = stretch.label.split(":")[0]
+            like = None if inner is None else tape.stretches[places[f"{way}: layer {inner}"]]
+            tick = None if like is None else made[index].get(at.get(like.peak_tick, ("", "")))
+            ticks.append(stretch.peak_tick if tick is None else tick)
+        return ticks
+
+    def _inner_layer(self, layer: int) -> int | None:
+        """Return the played layer that stands for several and is at the same place of its cycle, if there is one."""
+        inner = [one for one, shifts in enumerate(self._shifts) if len(shifts) > 1 and self._runs[one] == self._runs[layer]]
+        return inner[(layer - inner[0]) % len(inner)] if inner else None
+
+    def _renamed(self, life: Life) -> Life:
+        """Give a life the whole model's number where its name has that of a layer, as an optimizer's work does."""
+        match = re.search(r" of layer (\d+)", life.name) if life.owner == OPTIMIZER_STEP else None
+        if match is None:
+            return life
+        layer = int(match[1]) + self._shifts[int(match[1])][0]  # of layers alike, the first is the worst
+        return replace(life, name=f"{life.name[: match.start(1)]}{layer}{life.name[match.end(1) :]}")
+
     def span(self, layer: int | None, born: int, last: int | None, shift: int) -> tuple[int, int | None]:
         """Return the moments from which, and before which, the life of a tensor of a layer lasts when it is shifted."""
-        # What belongs to no layer meets the first layers if it was made before them, else the last ones.
-        end = None if layer is not None else 0 if born < self._first_layer else -1
-        return self._place(born, shift, end), None if last is None else self._place(last, shift, end) + 1
+        return self._place(born, layer, shift), None if last is None else self._place(last, layer, shift) + 1
 
-    def _place(self, played: int, shift: int, end: int | None) -> int:
+    def _place(self, played: int, layer: int | None, shift: int) -> int:
+        """Return where a played moment stands for a life of a layer: a neighbour of that layer is shifted with it.
+
+        What lasts from or to a layer of another run meets the nearest of those that the played one stands for. What
+        belongs to no layer meets the last in time: it is handed on from one to the next.
+        """
         moment = self._played[played]
-        if end is not None and moment.direction:
-            shift = self._shifts[moment.layer][end]
+        if moment.direction and (layer is None or self._runs[layer] != self._runs[moment.layer]):
+            is_highest = moment.direction == 1 if layer is None else layer > moment.layer
+            shift = self._shifts[moment.layer][-1 if is_highest else 0]
         return moment.place + moment.direction * (moment.layer + shift)
 
     def _repeat_moments(self, tape: Tape, num_layers: int, border: int) -> Iterator[_Moment]:
@@ -195,12 +270,11 @@ def find_cycles(blocks: Sequence[BlockConfig]) -> list[tuple[list[BlockConfig], 
     return cycles
 
 
-def _lives(tape: Tape, workload: Workload) -> Iterator[Life]:
-    for record, born, last in tape.lives():
-        yield _life(record, _kind(record, tape), born, last)
-    for parameter in trained_parameters(tape):
-        for record in optimizer_states(parameter, workload):
-            yield _life(record, "optimizer", 0, None)
+def _stretches_of(record: Record, ticks: Sequence[int]) -> tuple[int, int | None] | None:
+    """Return the first and last stretch at whose instant a record is alive (None = to the end), or None for no such."""
+    born = bisect_left(ticks, record.born)
+    last = None if record.freed is None else bisect_left(ticks, record.freed) - 1
+    return (born, last) if born < len(ticks) and (last is None or born <= last) else None
 
 
 def _kind(record: Record, tape: Tape) -> Kind:
@@ -210,8 +284,7 @@ def _kind(record: Record, tape: Tape) -> Kind:
     return "saved" if record.kind == "temporary" and record.is_kept and is_held else record.kind
 
 
-def _life(record: Record, kind: Kind, born: int, last: int | None) -> Life:
-    layer, part = _split_owner(record.owner)
+def _life(record: Record, kind: Kind, layer: int | None, part: str, born: int, last: int | None) -> Life:
     return Life(record.name, kind, record.bytes, record.shape, record.dtype, record.owner, layer, part, born, last)
 
 

@@ -1,0 +1,150 @@
+"""What a fit would change about the step that ran out of memory, and what else was alive in it."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from headwise.api.fit_results import OomAnswer
+from headwise.api.fit_subject import FitSubject
+from headwise.api.prediction import with_usual_attention
+from headwise.config.model import ModelConfig
+from headwise.cost.oom.instant import find_instant
+from headwise.cost.oom.results import Candidate
+from headwise.cost.oom.steps import Hints
+from headwise.cost.planning.moments import describe_moment
+from headwise.cost.planning.plan import plan
+from headwise.cost.planning.positions import with_positions
+from headwise.cost.planning.rank import list_changes
+from headwise.cost.planning.results import Change
+from headwise.cost.planning.setup import Predictor, Setup
+from headwise.cost.results import Device, Ledger, LedgerEntry
+from headwise.cost.workload import Workload
+from headwise.errors import HeadwiseError
+from headwise.results import Result
+
+NUM_ALIVE = 10
+
+NO_CONFIG = "The config of {name} is of a family without a closed form: tensors of common shapes were tried."
+NO_CANDIDATE = "No tensor of {name} has this size in the steps that were tried: give batch and seq to reckon changes."
+NO_SIZE = "The message names no size: give batch and seq to reckon the changes of that step."
+OF_CANDIDATE = "The changes are reckoned for the likeliest candidate's step: {step}."
+OF_THE_GIVEN = "No candidate is of the step that was given; the changes are reckoned for it: {step}."
+OPEN_SIZES = "Of that step the {names} cannot be told from the size of the tensor: 1 was taken; give what it was."
+NO_CAPACITY = "The memory of the device is not known: name it with gpu (--gpu) to know what fits."
+CANNOT = "No changes are reckoned: {error}."
+
+# A step fits it in any size: what changes free does not depend on the device, and what fits is then left out.
+_ENDLESS = Device(name="", description="the device", memory_bytes=2**80, kind="cuda", source="", date="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownStep(Result):
+    """What is known of a step beside its message; None = not known."""
+
+    hints: Hints
+    batch: int | None
+    seq: int | None
+    device: Device | None
+    num_gpus: int
+
+
+def with_changes(answer: OomAnswer, subject: FitSubject, known: KnownStep) -> OomAnswer:
+    """Add what else was alive, and what a fit would change.
+
+    The step is the likeliest candidate's; where there is none, it is the one of the batch and length that are known,
+    with what is usual of the rest.
+
+    Args:
+        answer: what is known without.
+        subject: the model.
+        known: what is known of the step.
+    """
+    notes = [*answer.notes]
+    if subject.config is None:
+        notes.append(NO_CONFIG.format(name=subject.name))
+    candidate = next((one for one in answer.candidates if one.workload is not None), None)
+    workload = _workload(candidate, subject.config, known)
+    if workload is None:
+        if subject.config is not None:
+            notes.append(NO_SIZE if answer.requested_bytes is None else NO_CANDIDATE.format(name=subject.name))
+        return replace(answer, notes=tuple(notes))
+    notes.append((OF_THE_GIVEN if candidate is None else OF_CANDIDATE).format(step=_describe(workload)))
+    if candidate is not None:
+        notes += _notes_on_open_sizes(candidate, known)
+    config = None if subject.config is None else with_positions(subject.config, workload.seq)
+    setup = Setup(config=config, workload=workload)
+    try:
+        predictor, traced = subject.predictor_of(setup)
+        alive, moment = _find_alive(answer, candidate, setup, predictor, known.device)
+        changes, path = _find_changes(predictor, setup, known)
+    except HeadwiseError as error:
+        return replace(answer, workload=workload, notes=(*notes, CANNOT.format(error=str(error).rstrip("."))))
+    if known.device is None and not answer.notes:  # else they say why
+        notes.append(NO_CAPACITY)
+    return replace(
+        answer,
+        workload=workload,
+        peak_moment=moment,
+        alive=alive,
+        changes=changes,
+        path=path,
+        notes=(*notes, *traced),
+    )
+
+
+def _workload(candidate: Candidate | None, config: ModelConfig | None, known: KnownStep) -> Workload | None:
+    """Return the step to reckon with; None where too little is known of it."""
+    if candidate is not None and candidate.workload is not None:
+        of_candidate = candidate.workload
+        return replace(of_candidate, batch=known.batch or of_candidate.batch, seq=known.seq or of_candidate.seq)
+    if known.batch is None or known.seq is None:
+        return None
+    has_scores = config is not None and config.head is not None and config.head.kind == "language_model"
+    hints = known.hints
+    given: dict[str, Any] = {
+        field.name: value for field in fields(Hints) if (value := getattr(hints, field.name)) is not None
+    }
+    is_training = given.get("phase", "train") == "train"
+    usual: dict[str, Any] = {
+        "loss": "cross_entropy" if has_scores and is_training else "sum",
+        "device": "cuda" if known.device is None else known.device.step_device,
+    }
+    workload = Workload(batch=known.batch, seq=known.seq, **{**usual, **given})
+    return workload if hints.attention is not None else with_usual_attention(config, workload)
+
+
+def _notes_on_open_sizes(candidate: Candidate, known: KnownStep) -> list[str]:
+    sizes = (("batch", candidate.batch, known.batch), ("length", candidate.seq, known.seq))
+    missing = [name for name, found, given in sizes if found is None and given is None]
+    return [OPEN_SIZES.format(names=" and ".join(missing))] if missing else []
+
+
+def _find_alive(
+    answer: OomAnswer, candidate: Candidate | None, setup: Setup, predictor: Predictor, device: Device | None
+) -> tuple[tuple[LedgerEntry, ...], str]:
+    """Return the largest tensors alive just before the candidate is made, else at the peak, and when that is."""
+    config = setup.config
+    if candidate is not None and config is not None:
+        instant = find_instant(
+            config,
+            setup.workload,
+            candidate,
+            observed_bytes=answer.message.allocated_bytes,
+            limit_bytes=None if device is None else device.memory_bytes,
+        )
+        if instant is not None:
+            return instant.alive[:NUM_ALIVE], describe_moment(instant.label, config)
+    ledger: Ledger = predictor.ledger(setup)
+    return tuple(ledger.alive(ledger.peak)[:NUM_ALIVE]), describe_moment(ledger.moments[ledger.peak], config)
+
+
+def _find_changes(predictor: Predictor, setup: Setup, known: KnownStep) -> tuple[tuple[Change, ...], tuple[str, ...]]:
+    if known.device is None:
+        changes = list_changes(predictor, setup, _ENDLESS, num_devices=known.num_gpus)
+        return tuple(replace(change, fits=None) for change in changes), ()
+    planned = plan(predictor, setup, known.device, num_devices=known.num_gpus)
+    return planned.changes, planned.paths[0].changes if planned.paths else ()
+
+
+def _describe(workload: Workload) -> str:
+    parts = (workload.phase, f"batch {workload.batch:,}", f"length {workload.seq:,}", workload.precision)
+    return ", ".join((*parts, f"{workload.attention} attention", f"checkpoint {workload.checkpoint}"))

@@ -1,0 +1,79 @@
+"""between_sizes: the ledger of a step at another batch or length, from traces at a few of them."""
+
+from collections.abc import Mapping, Sequence
+from math import lcm, prod
+
+from headwise.cost.results import Ledger, LedgerEntry
+
+
+def between_sizes(known: Mapping[int, Ledger], size: int) -> Ledger | None:
+    """Return the ledger of a step at a size, from its ledgers at others; None where these are not alike.
+
+    A dimension of a tensor that depends on a size does so in a straight line: `heads * batch`, `seq + 1`. So the bytes
+    of a tensor are a polynomial of the size, of degree 1 in a batch and 2 in a length (scores have it twice), and as
+    many sizes as its degree plus one tell it for all: sum over i of bytes_i prod over j != i of (size - s_j) / (s_i -
+    s_j). That holds as long as the step makes the same tensors in the same order, which is checked of the known sizes
+    alone; dimensions that bend between three of them (a window that a text outgrows) are refused.
+
+    Args:
+        known: ledgers by their sizes, two for a batch and three for a length.
+        size: of the ledger that is asked for.
+
+    Source: Lagrange's form of the interpolating polynomial.
+    """
+    sizes, ledgers = list(known), list(known.values())
+    first = ledgers[0]
+    if any(ledger.moments != first.moments for ledger in ledgers[1:]):
+        return None
+    weights, divisor = _weights(sizes, size)
+    entries = []
+    for alike in zip(*(ledger.entries for ledger in ledgers), strict=False):
+        if not _are_alike(alike, sizes):
+            return None
+        one = alike[0]
+        num_bytes = _weigh(weights, divisor, [other.bytes for other in alike])
+        shape = tuple(_weigh(weights, divisor, dims) for dims in zip(*(other.shape for other in alike), strict=True))
+        entries.append(
+            LedgerEntry(
+                name=one.name,
+                kind=one.kind,
+                bytes=num_bytes,
+                shape=shape,
+                dtype=one.dtype,
+                owner=one.owner,
+                born=one.born,
+                freed=one.freed,
+                line=one.line,
+            )
+        )
+    return Ledger(moments=first.moments, entries=tuple(entries))
+
+
+def _weights(sizes: Sequence[int], size: int) -> tuple[list[int], int]:
+    """Return what each known value counts, as whole numbers over one divisor."""
+    above = [prod(size - other for other in sizes if other != one) for one in sizes]
+    below = [prod(one - other for other in sizes if other != one) for one in sizes]
+    divisor = lcm(*below)
+    return [top * (divisor // bottom) for top, bottom in zip(above, below, strict=True)], divisor
+
+
+def _weigh(weights: Sequence[int], divisor: int, values: Sequence[int]) -> int:
+    return max(0, sum(weight * value for weight, value in zip(weights, values, strict=True)) // divisor)
+
+
+def _are_alike(entries: Sequence[LedgerEntry], sizes: Sequence[int]) -> bool:
+    """Tell whether tensors of several ledgers are one tensor at several sizes."""
+    one = entries[0]
+    mark = (one.name, one.kind, one.dtype, one.owner, one.born, one.freed, len(one.shape))
+    if any(
+        mark != (other.name, other.kind, other.dtype, other.owner, other.born, other.freed, len(other.shape))
+        for other in entries[1:]
+    ):
+        return False
+    return all(_is_straight(dims, sizes) for dims in zip(*(other.shape for other in entries), strict=True))
+
+
+def _is_straight(dims: Sequence[int], sizes: Sequence[int]) -> bool:
+    points = list(zip(sizes, dims, strict=True))
+    (start, at_start), (end, at_end) = points[0], points[-1]
+    return all((dim - at_start) * (end - start) == (at_end - at_start) * (size - start) for size, dim in points[1:-1])
