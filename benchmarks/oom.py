@@ -8,7 +8,16 @@ with the model's config; in half of the cases with nothing else, in the others w
 the batch, the length, the precision or the operation in the traceback.
 
 The truth is the tensor that failed. A candidate names it if the tensor's own name is among the candidate's, at the same
-kind of moment and in the same dtype. `--sums` adds up blocks in place of the replay, which is faster.
+kind of moment and in the same dtype. `--sums` adds up blocks in place of the replay, and draws at random what is
+reserved beside them.
+
+What could any solver reach? 35 cases of seed 0 in which only the model is told, and which a solver by the bytes in use
+alone did not put first (18 not even second), were looked at with the drawing's own distribution as the prior: of each,
+the true step and the 50 to 60 likeliest others were replayed, and those kept whose message is the same to the last
+digit. The true tensor is first in 32 of the 35 and second in the other 3: what is reserved and free tells nearly all
+apart. That holds where the device does what the model of the allocator does, as it does here by construction: the same
+model writes the messages and replays the likeliest steps in the solver. On a device libraries take blocks too, and what
+the solver reaches there without an agreeing replay is nearer to `--sums`.
 """
 
 import argparse

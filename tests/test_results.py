@@ -57,7 +57,7 @@ def test_a_result_prints_one_line_a_field_and_escapes_itself_in_a_notebook():
         (9_999 * 2**30, "9999.00 GiB"),
         (10_000 * 2**30, "9.77 TiB"),
         (-(2**44), "-16.00 TiB"),
-        (2**60, "1024.00 PiB"),
+        (2**60, "1.00 EiB"),
         (2**74, "16.00 ZiB"),
         (2**100, "1048576.00 YiB"),
         (-3 * 2**10, "-3.0 KiB"),

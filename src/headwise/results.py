@@ -54,11 +54,9 @@ def format_bytes(num_bytes: int | float) -> str:
 
     GiB go on to 10,000, so that a step stands beside what a device holds in one unit; then come TiB, PiB and so on.
     """
-    units = ((1, " B", 0), (BYTES_PER_KIB, " KiB", 1), (BYTES_PER_MIB, " MiB", 1))
-    larger = tuple((2.0 ** (10 * power), f" {prefix}iB", 2) for power, prefix in enumerate("GTPEZY", start=3))
-    if abs(num_bytes) < 1024 * BYTES_PER_MIB:
-        return _with_unit(num_bytes, (*units, *larger[:1]), limit=1024)
-    return _with_unit(num_bytes, larger, limit=10_000)
+    units = ((1, " B", 0), (BYTES_PER_KIB, " KiB", 1), (BYTES_PER_MIB, " MiB", 1), (BYTES_PER_GIB, " GiB", 2))
+    larger = tuple((2.0 ** (10 * power), f" {prefix}iB", 2) for power, prefix in enumerate("TPEZY", start=4))
+    return _with_unit(num_bytes, units if abs(num_bytes) < 10_000 * BYTES_PER_GIB else larger, limit=1024)
 
 
 def format_count(count: int | float) -> str:

@@ -118,7 +118,7 @@ def test_the_question_holds_the_lines_of_the_step_and_what_is_known_of_it(asked)
         "seq": 11,
         "phase": "train",
         "precision": "fp32",
-        "attention": "sdpa",
+        "attention": "eager",
         "checkpoint": "none",
         "dropout": True,
     }

@@ -65,9 +65,8 @@ def test_what_was_alive_is_of_the_instant_that_the_candidate_speaks_of(flagship)
 
 
 def test_in_backward_the_instant_is_of_the_backward():
-    answer = oom(
-        BACKWARD + FLAGSHIP, model="bert-base", batch=32, seq=2048, attention="eager", precision="fp32", phase="train"
-    )
+    message = BACKWARD + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 6.00 GiB."
+    answer = oom(message, model="bert-base", batch=32, seq=2048, **ONE_STEP)
     assert answer.candidates[0].moment == "backward"
     assert answer.peak_moment.startswith("backward of ")
 
@@ -146,11 +145,12 @@ def test_sizes_that_are_given_count_where_the_tensor_does_not_tell_them():
     assert missing and any(f"the {' and '.join(missing)} cannot be told" in note for note in open_sizes.notes)
 
 
-def test_with_too_little_known_the_notes_say_what_is_missing():
+def test_with_too_little_known_the_notes_say_what_is_missing(monkeypatch):
     no_size = oom(NO_SIZE, model="bert-base")
     assert (no_size.changes, no_size.workload) == ((), None)
     assert no_size.notes == ("The message names no size: give batch and seq to reckon the changes of that step.",)
-    none = oom(old("0.01 MiB", "31.74 GiB").replace("0.01 MiB", "1234567 bytes"), model="bert-base")
+    monkeypatch.setattr(headwise.api.oom, "solve", lambda *_, **__: ())
+    none = oom(FLAGSHIP, model="bert-base")
     assert none.candidates == ()
     assert none.notes[-1].startswith("No tensor of bert-base has this size")
 

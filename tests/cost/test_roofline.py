@@ -20,6 +20,7 @@ from headwise.cost.parameters import count_parameters
 from headwise.cost.planning.results import TimeEstimate
 from headwise.cost.results import Device, Ledger, LedgerEntry, Rates
 from headwise.cost.roofline import estimate_time
+from headwise.cost.sharding.results import Sharding
 from headwise.cost.step_flops import step_flops
 from headwise.cost.workload import Workload
 from headwise.masks.patterns import Causal, Full, SlidingWindow
@@ -350,6 +351,56 @@ def test_a_faster_device_is_never_slower_and_time_is_between_the_parts_and_their
         assert estimate(config, workload, faster, of).seconds <= result.seconds
     least = max(result.flops_seconds, result.bytes_seconds)
     assert least * (1 - 1e-12) <= result.seconds <= (result.flops_seconds + result.bytes_seconds) * (1 + 1e-12)
+
+
+def spread(kind: str, of: Ledger, config: ModelConfig, workload: Workload, num_devices: int = 3) -> TimeEstimate:
+    result = estimate_time(config, workload, device(), of, sharding=Sharding(kind=kind, num_devices=num_devices))
+    assert result is not None
+    return result
+
+
+def test_of_shared_heads_one_device_computes_its_heads_hidden_units_and_part_of_the_words():
+    config = tiny(num_key_value_heads=3, intermediate_size=15, vocab_size=12)
+    workload = Workload(batch=BATCH, seq=SEQ, phase="prefill", precision="bf16")
+    whole = estimate(config, workload, device(), ledger())
+    assert spread("tensor", ledger(), config, workload).flops == whole.flops // 3
+    training = replace(workload, phase="train", loss="chunked_cross_entropy", accumulation=5)
+    whole = estimate(config, training, device(), ledger())
+    for kind in ("tensor", "sequence"):
+        step = replace(training, seq=9) if kind == "sequence" else training
+        whole = estimate(config, step, device(), ledger())
+        assert spread(kind, ledger(), config, step).flops == whole.flops // 3
+
+
+def test_a_tied_head_is_whole_on_each_device_and_one_kv_head_too():
+    config = tiny(intermediate_size=15, tie_word_embeddings=True)
+    workload = Workload(batch=BATCH, seq=SEQ, phase="prefill", precision="bf16")
+    pairs = SEQ * (SEQ + 1) // 2
+    products = 12 * 6 + 2 * 12 * 6 + 6 * 12 + 3 * 12 * 5  # one query head, the kv head, a third of the hidden units
+    layer = 2 * BATCH * SEQ * products + 2 * BATCH * pairs * (6 + 6)
+    assert spread("tensor", ledger(), config, workload).flops == 5 * layer + 2 * BATCH * SEQ * 11 * 12
+
+
+def test_of_parts_of_a_text_each_device_computes_its_share_and_of_texts_its_own():
+    config, workload = tiny(num_key_value_heads=3), Workload(batch=BATCH, seq=9, precision="bf16")
+    whole = estimate(config, workload, device(), ledger()).flops
+    assert spread("context", ledger(), config, workload).flops == pytest.approx(whole / 3, abs=2)
+    for kind in ("zero1", "zero2", "zero3"):
+        assert spread(kind, ledger(), config, workload).flops == whole
+
+
+def test_a_share_of_the_update_and_shards_move_once_to_be_gathered():
+    config, workload = tiny(), Workload(batch=BATCH, seq=SEQ)
+    of = ledger(entry("gradient", 900, 2, None), entry("optimizer", 60, 3, None), weights=90_000)
+    alone = estimate(config, workload, device(), of).moved_bytes
+    assert alone - spread("zero1", of, config, workload).moved_bytes == 3 * 900 - 3 * 300
+    read_twice = 90_000 - without_tables(config)
+    for kind in ("zero2", "zero3"):
+        assert alone - spread(kind, of, config, workload).moved_bytes == 2 * read_twice - 90_000
+    config = tiny(num_key_value_heads=3, intermediate_size=15, vocab_size=12)
+    prefill = replace(workload, phase="prefill")
+    more = spread("tensor", of, config, prefill).moved_bytes - estimate(config, prefill, device(), of).moved_bytes
+    assert more == (12 - 4) * 12 * 4  # of the token table it has a third, which is looked up
 
 
 def test_an_estimate_of_80_layers_is_quick_and_needs_no_torch():

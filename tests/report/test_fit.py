@@ -184,12 +184,12 @@ def test_of_thousands_of_moments_the_fullest_of_each_column_is_drawn(synthetic_f
 
 def test_changes_are_ranked_in_blocks_with_what_they_free_and_cost(synthetic_fit):
     text = fit_text(synthetic_fit.make_plan())
-    assert "FLOPs are those of a step for each of its tokens." in text
+    assert "FLOPs are those of a step for each token; --json lists all." in text
     assert re.search(r"#  The same result +frees +peak then +FLOPs +fits\n1  fused attention", text)
     assert re.search(r"\n2  full checkpointing +17\.50 GiB +13\.80 GiB +\+33 % +tight\n", text)
     assert re.search(r"#  Alters the model or the batch .*\n1  batch 16 in place of 32 +15\.60 GiB .* −50 % +yes", text)
     assert re.search(r"ZeRO-3 \(FSDP\) over 8 devices +102\.4 MiB +31\.20 GiB +no\nall-gather 3\.00 GiB", text)
-    assert "Over more devices; what each sends in a step" in text
+    assert "Over more devices; what each sends" in text
     assert "all-gather 3.00 GiB, reduce-scatter 1.00 GiB" in flat(text)
 
 
@@ -212,7 +212,7 @@ def test_long_lists_are_cut_and_say_how_many_more_there_are(synthetic_fit):
     for what in ("change", "nothing", "impossible", "sharded"):
         shown = [line for line in lines if re.search(rf"\b{what} \d", line)]
         assert 1 <= len(shown) < 10
-        assert f"... and {20 - len(shown)} more (--json)" in lines
+        assert any(f" ({len(shown)} of 20)" in line for line in lines)
 
 
 def test_the_path_is_told_with_its_figures_and_others_beside_it(synthetic_fit):

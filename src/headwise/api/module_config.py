@@ -69,4 +69,5 @@ def precision_of(module: nn.Module, autocast_dtype: torch.dtype | None) -> str |
 
 def autocast_dtype_on(device_type: str) -> torch.dtype | None:
     """Return what torch's autocast computes in on a kind of device; None: it is off."""
-    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
+    is_on = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+    return torch.get_autocast_dtype(device_type) if is_on else None

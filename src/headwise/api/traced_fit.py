@@ -22,12 +22,13 @@ from headwise.cost.workload import Workload
 from headwise.errors import HeadwiseError, UnsupportedError
 from headwise.loading.build import build_module
 
-MAX_TRACES = 20  # enough for every single change and some pairs
+MAX_TRACES = 14  # enough for every single change and some pairs
 MAX_TRACES_OF_SIZES = 8  # beside them, of the step itself at other batches and lengths: its largest ones are looked for
 MAX_SECONDS = 20.0
 NUM_SIZES = {"batch": 2, "seq": 3}
-"""How many batches and lengths `between_sizes` needs to tell all others. They double, from the first one or from 2: with
-one text, or of one token, torch copies less, as a tensor then lies in memory in any order."""
+"""How many batches and lengths `between_sizes` needs to tell all others. They double, from the first one or from 2: of
+one text or token torch copies less, as a tensor then lies in memory in any order."""
+PADDED = 32  # kernels round rows up to this many; between two such lengths a few bytes of a row are left out
 TWINS = {"fp16": "bf16", "amp-fp16": "amp-bf16"}
 """Precisions whose step differs from another's in the name of a dtype alone, where kernels serve both."""
 FIRST_WITH_TWINS = (8, 0)  # compute capability; before, kernels for bfloat16 are missing
@@ -159,11 +160,11 @@ class Traced:
     def _between(self, workload: Workload, field: str) -> Ledger | None:
         """Return a ledger by its batch or its length; None where that is to be traced, or does not tell it."""
         size, sizes = getattr(workload, field), self._sizes_for(workload, field)
-        family = (field, replace(workload, **{field: sizes[0]})) if sizes else (field, workload)
+        family = (field, _resized(workload, field, sizes[0])) if sizes else (field, workload)
         if size in (1, getattr(self._first, field), *sizes) or not sizes or family in self._unlike:
             return None
         try:
-            known = {one: self._ledger_of(replace(workload, **{field: one})) for one in sizes}
+            known = {one: self._ledger_of(_resized(workload, field, one)) for one in sizes}
         except HeadwiseError:  # too long for the model, or no budget is left: the size itself may do
             known = {}
         ledger = between_sizes(known, size) if known else None
@@ -178,11 +179,13 @@ class Traced:
         """
         count = NUM_SIZES[field]
         start = max(2, getattr(self._first, field))
-        tables = self._tables()
-        if field == "seq" and tables:
+        tables = self._tables() if field == "seq" else []
+        if field == "seq":
+            start = -(-start // PADDED) * PADDED
+        if tables:
             least, most = min(tables), max(tables)
             if workload.seq > most:
-                start = max(start, most + 1)
+                start = max(getattr(self._first, field), most + 1)
             elif workload.seq <= least:
                 start = min(start, least >> (count - 1))
             else:
@@ -250,6 +253,11 @@ class Traced:
         if longer not in self._modules:
             self._modules = {longer: build_module({**subject, **dict(longer)}, name=self.name)}
         return self._modules[longer]
+
+
+def _resized(workload: Workload, field: str, size: int) -> Workload:
+    """Return a workload of another batch or length."""
+    return replace(workload, batch=size) if field == "batch" else replace(workload, seq=size)
 
 
 def _in_float16(ledger: Ledger) -> Ledger:

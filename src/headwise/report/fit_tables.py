@@ -26,7 +26,7 @@ from headwise.results import BYTES_PER_GIB, format_bytes
 
 MAX_CHANGES = {"ranked": 5, "sharded": 1, "reasons": 2}
 MAX_HISTORY = 5
-PER_TOKEN = "Each change alone. FLOPs are those of a step for each of its tokens."
+LEGEND = "Each change alone; FLOPs are those of a step for each token; --json lists all."
 MAX_REASON_LETTERS = 160
 MAX_CELL_GIB = 10_000
 MAX_SWEEP_COLUMNS, MAX_SWEEP_ROWS = 7, 8
@@ -55,16 +55,11 @@ def _name(group: TensorGroup) -> str:
 def changes_parts(changes: Sequence[Change]) -> list[RenderableType]:
     """Return the changes as blocks: the same result, altered, spread over devices; what frees nothing; what is not."""
     blocks = change_blocks(changes)
-    parts: list[RenderableType] = [Text()] if blocks else []
-    if any(block.form == "ranked" for block in blocks):
-        parts.append(Text(PER_TOKEN, style="dim"))
+    parts: list[RenderableType] = [Text(), Text(LEGEND, style="dim")] if blocks else []
     for place, block in enumerate(blocks):
         shown = block.changes[: MAX_CHANGES[block.form]]
-        parts += [
-            *([Text()] if place else []),
-            *_BLOCKS[block.form](block.heading, shown),
-            *more(len(block.changes) - len(shown)),
-        ]
+        of = f" ({len(shown)} of {len(block.changes)})" if len(shown) < len(block.changes) else ""
+        parts += [*([Text()] if place else []), *_BLOCKS[block.form](f"{block.heading}{of}", shown)]
     return parts
 
 
@@ -99,7 +94,7 @@ def _changes_table(title: str, changes: Sequence[Change]) -> list[RenderableType
 
 def _sharded_table(title: str, changes: Sequence[Change]) -> list[RenderableType]:
     table = figures_table(
-        (f"{title}; what each sends in a step", "left"),
+        (f"{title}; what each sends", "left"),
         ("frees", "right"),
         ("peak then", "right"),
         ("fits", "left"),

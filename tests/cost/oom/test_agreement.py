@@ -103,7 +103,10 @@ def test_a_step_that_agrees_gains_for_what_fails_in_it_and_nothing_else_does(mes
     def replayer(workload):
         return failed if (workload.batch, workload.seq) == (batch, seq) else None
 
-    before = {one.birth.pattern: one.weight for one in without}
-    after = {one.birth.pattern: one.weight for one in ranked(replayer, 64)}
-    raised = [pattern for pattern in before if after[pattern] > before[pattern]]
-    assert raised == [birth.pattern]
+    before = {_key(one.birth): one.weight for one in without}
+    after = {_key(one.birth): one.weight for one in ranked(replayer, 64)}
+    assert [key for key in before if after[key] > before[key]] == [_key(birth)]
+
+
+def _key(birth):
+    return birth.pattern.poly, birth.pattern.dtype, birth.moment

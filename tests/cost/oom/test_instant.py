@@ -95,14 +95,18 @@ def test_no_instant_holds_more_than_the_ledger_of_its_part_of_the_step(config, w
     tried = {}
     for entry in ledger.entries:
         moment = ledger.moments[entry.born].partition(":")[0]
-        if entry.owner.startswith("layer") and moment in ("forward", "backward"):
+        if (
+            entry.kind in ("saved", "temporary", "gradient")
+            and entry.owner[:5] == "layer"
+            and moment in ("forward", "backward")
+        ):
             owner = entry.owner.split(" ", maxsplit=2)[2]
             one = candidate(entry.name, entry.shape, owner, moment, entry.dtype, entry.bytes)
             tried[one.members, one.shape, one.dtype, moment] = one
-    assert len(tried) > 40
-    found = [find(config, one, workload=workload) for one in list(tried.values())[::17]]
+    assert len(tried) > 30
+    found = [find(config, one, workload=workload) for one in list(tried.values())[::13]]
     assert all(instant is not None for instant in found)
-    for one, instant in zip(list(tried.values())[::17], found, strict=True):
+    for one, instant in zip(list(tried.values())[::13], found, strict=True):
         most = max(
             num_bytes
             for num_bytes, label in zip(ledger.bytes_by_moment, ledger.moments, strict=True)

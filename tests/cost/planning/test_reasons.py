@@ -8,16 +8,18 @@ from headwise.config.presets import preset
 from headwise.cost.devices import DEVICES
 from headwise.cost.planning.catalogue import CATALOGUE
 from headwise.cost.planning.closed_form import ClosedForm
+from headwise.cost.planning.model_changes import _widen_heads
 from headwise.cost.planning.option import Place
 from headwise.cost.planning.rank import try_option
-from headwise.cost.planning.reasons import kernel_choice
+from headwise.cost.planning.reasons import _frees_little, kernel_choice
 from headwise.cost.planning.setup import Setup
 from headwise.cost.planning.verdict import Judge
-from headwise.cost.results import Device
+from headwise.cost.results import Device, Ledger, LedgerEntry
 from headwise.cost.workload import Lora, Workload
 
 MIB = 2**20
 GIB = 2**30
+SETUP = Setup(config=preset("gpt2"), workload=Workload(batch=1, seq=8))
 CPU = Device(name="here", description="a machine", memory_bytes=64 * GIB, kind="cpu", source="-", date="2026-01-01")
 
 
@@ -197,3 +199,47 @@ def test_a_window_is_known_wherever_transformers_has_one():
         if name != "headwise" and hasattr(transformers.AutoConfig.for_model(name), "sliding_window")
     }
     assert with_window == WINDOWED_TYPES - {"headwise"}
+
+
+def test_a_fused_kernel_that_takes_no_dropout_is_freed_by_dropping_nothing():
+    """On a CPU torch's fused kernel has no dropout, so that its math kernel keeps the scores."""
+    change = row("dropout", shallow("gpt2"), CPU, batch=8, seq=512)
+    assert change.frees_bytes > 3 * 8 * 12 * 512 * 512 * 4
+    assert change.list == "alters"
+    assert "in place of" in change.why
+    assert row("dropout", shallow("llama-3.2-1b"), CPU, batch=2, seq=64).why == "the model has no dropout"
+    assert row("dropout", shallow("gpt2"), CPU, batch=2, seq=64, dropout=False).why == "already so: dropout is off"
+
+
+def test_a_thousandth_more_or_less_is_said_to_be_nothing():
+    one = Ledger(moments=("loss",), entries=(entry(1_000_000),))
+    for num_bytes, words in ((1_000_999, "no tensor of the step smaller"), (1_001_000, "takes 1000 B more")):
+        other = Ledger(moments=("loss",), entries=(entry(num_bytes),))
+        assert words in _frees_little(SETUP, SETUP, one, other)
+
+
+def entry(num_bytes):
+    return LedgerEntry(
+        name="x", kind="saved", bytes=num_bytes, shape=(num_bytes,), dtype="uint8", owner="o", born=0, freed=None
+    )
+
+
+def test_a_window_as_long_as_the_texts_cuts_nothing():
+    assert row("window", shallow("qwen3-4b"), batch=1, seq=128).why == "a window of 128 tokens holds all 128 of a text"
+    assert row("window", shallow("qwen3-4b"), batch=1, seq=129).applies
+
+
+def test_one_layer_has_no_first_half_to_freeze():
+    assert (
+        row("freeze", shallow("gpt2", 1), batch=1, seq=8).why
+        == "the model has one layer, of which there is no first half"
+    )
+
+
+@pytest.mark.parametrize(("name", "usual"), [("gpt2", True), ("gemma-3-27b", False)])
+def test_wider_heads_keep_a_scale_of_the_models_own(name, usual):
+    config = shallow(name)
+    attention = config.blocks[0].attention
+    made = _widen_heads(Setup(config=config, workload=Workload(batch=1, seq=8)), None)
+    scale = made.setup.config.blocks[0].attention.scale
+    assert scale == pytest.approx((2 * attention.head_dim) ** -0.5 if usual else attention.scale)

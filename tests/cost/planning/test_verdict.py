@@ -10,6 +10,7 @@ from headwise.cost.planning.setup import Setup
 from headwise.cost.planning.verdict import Judge, judge_setup
 from headwise.cost.reserved import predict_reserved
 from headwise.cost.results import Device, StepMemory
+from headwise.cost.sharding.results import Sharding
 from headwise.cost.workload import Workload
 
 GIB = 2**30
@@ -114,3 +115,21 @@ def test_a_deep_model_that_cannot_fit_is_not_replayed():
     predictor = Fixed(20 * GIB, 23 * GIB)
     assert Judge(predictor, T4).with_reserved(deep).reserved_bytes is None
     assert predictor.capacities == []
+
+
+def test_the_reserved_bytes_of_what_does_not_fit_take_no_no_back():
+    """A replay counts cuBLAS's workspace, so that less is left to the lower bound beside it."""
+    predictor = Fixed(12 * GIB, 12 * GIB + 64 * 2**20)
+    parts = unmodelled(12 * GIB, T4)
+    device = replace(T4, memory_bytes=12 * GIB + sum(part.low for part in parts) - 1)
+    assert Judge(predictor, device).fits(SETUP) == "no"
+    assert judge(12 * GIB, device, reserved_bytes=12 * GIB + 64 * 2**20).fits == "tight"
+    verdict = Judge(predictor, device).with_reserved(SETUP)
+    assert (verdict.fits, verdict.reserved_bytes) == ("no", 12 * GIB + 64 * 2**20)
+
+
+def test_what_a_step_usually_needs_has_the_buffers_of_its_devices():
+    asked = Judge(Fixed(GIB, GIB), T4)
+    spread = replace(SETUP, sharding=Sharding(kind="zero3", num_devices=2))
+    more = asked.usual_need(spread, asked.by_bounds(spread)) - asked.usual_need(SETUP, asked.by_bounds(SETUP))
+    assert more == 2 * GIB

@@ -109,8 +109,61 @@ def test_fused_projections_reduce_twice_a_layer_each_way_as_megatron_does():
 
 def test_full_checkpointing_repeats_the_reduction_of_attention_alone():
     """The last of a layer is not needed for backward, and recomputation stops before it."""
-    again = sent("tensor", checkpoint="full")["outputs of attention, again"]
+    again = sent("tensor", checkpoint="full")["outputs of layers' branches, again"]
     assert again == sent("tensor")["outputs of layers' branches"] / 2
+
+
+def gpt2(**changes):
+    content = {"model_type": "gpt2", "architectures": ["GPT2Model"], "n_layer": 3, "n_embd": 48, "n_head": 4}
+    return read_config(content | changes, name="gpt2")
+
+
+def bert():
+    content = {"model_type": "bert", "num_hidden_layers": 3, "hidden_size": 48, "num_attention_heads": 4}
+    return read_config(content | {"intermediate_size": 96, "architectures": ["BertModel"]}, name="bert")
+
+
+@pytest.mark.parametrize(
+    ("config", "dropout", "num_sums"),
+    [
+        (gpt2(), True, 6),  # the mask of the last dropout is needed, and the sum is what it drops from
+        (gpt2(), False, 3),
+        (bert(), True, 6),  # each branch ends with a norm, whose input is needed
+        (bert(), False, 6),
+    ],
+    ids=["gpt2 with dropout", "gpt2", "bert with dropout", "bert"],
+)
+def test_full_checkpointing_repeats_both_reductions_where_something_after_the_last_is_needed(config, dropout, num_sums):
+    found = sent("tensor", config=config, loss="sum", checkpoint="full", dropout=dropout)
+    assert found["outputs of layers' branches, again"] == 2 * num_sums * STATES
+    if config.model_type == "gpt2":  # "sequence" cannot read BERT's first token
+        found = sent("sequence", config=config, loss="sum", checkpoint="full", dropout=dropout)
+        assert found["embeddings and outputs of branches, again"] == num_sums * STATES
+
+
+def test_the_lowest_learning_layer_reduces_no_gradient_of_an_input_that_needs_none():
+    """After a norm at the end of a layer, queries, keys and values of the next read its output itself."""
+    learning_norms = sent("tensor", config=gpt2(), loss="sum", frozen_layers=1)
+    assert learning_norms["gradients of projections' inputs"] == 2 * (2 * 2) * STATES  # each of two layers: qkv, up
+    frozen_below = sent("tensor", config=bert(), loss="sum", frozen_layers=1)
+    assert frozen_below["gradients of projections' inputs"] == 2 * (4 + 1) * STATES  # q, k, v, up; and up alone
+
+
+@pytest.mark.parametrize("kind", ["zero3", "tensor", "sequence", "context"])
+def test_frozen_layers_are_gone_back_through_where_checkpoints_make_embeddings_learn(kind):
+    """What is sent for activations, and for weights on the way back, is then as if nothing were frozen."""
+    apart = {"gradients", "gradients of weights", "gradients of outputs of branches"}  # the frozen tables have none
+    whole, frozen = (sent(kind, checkpoint="full", frozen_layers=layers) for layers in (0, 3))
+    assert {what: size for what, size in frozen.items() if what not in apart} == {
+        what: size for what, size in whole.items() if what not in apart
+    }
+
+
+def test_keys_and_values_pass_again_for_layers_that_learn_alone():
+    whole, frozen = sent("context"), sent("context", frozen_layers=3)
+    for what in ("keys and values, for backward", "gradients of keys and values"):
+        assert frozen[what] == pytest.approx(whole[what] * 2 / NUM_LAYERS)
+    assert frozen["keys and values"] == whole["keys and values"]
 
 
 def test_sequence_parallelism_sends_as_much_forward_as_tensor_parallelism():
@@ -123,7 +176,7 @@ def test_sequence_parallelism_sends_as_much_forward_as_tensor_parallelism():
 
 
 def test_keys_and_values_pass_all_other_devices():
-    by_hand = 2 * BATCH * SEQ * 4 * 2 * 6 * NUM_LAYERS  # bytes of all keys and values: 4 heads of 6 numbers
+    by_hand = 2 * BATCH * SEQ * 4 * 2 * 8 * NUM_LAYERS  # bytes of all keys and values: 4 heads of 6 numbers, padded
     found = sent("context")
     del found["gradients of weights"]
     assert found == {

@@ -8,8 +8,9 @@ from typing import Literal, TypeVar
 
 from headwise.config.attention import AttentionConfig
 from headwise.config.model import ModelConfig
+from headwise.cost.devices import DEVICES
 from headwise.cost.oom.births import LearnedStep
-from headwise.cost.oom.card import find_card
+from headwise.cost.oom.card import SAME_CARD, find_card
 from headwise.cost.oom.learning import learn_step
 from headwise.cost.oom.results import OomMessage
 from headwise.cost.workload import Workload
@@ -65,12 +66,24 @@ _CHECKPOINTS: tuple[tuple[Checkpoint, float], ...] = (("none", 0.7), ("full", 0.
 
 
 def compute_capability_of(message: OomMessage) -> tuple[int, int]:
-    """Return the compute capability of the card whose capacity the message gives, where that tells it, else (8, 0)."""
+    """Return the compute capability of the card whose capacity the message gives, else (8, 0).
+
+    Where several cards have about that capacity it is that of the nearest: a wrong guess only misleads the order.
+    """
+    capacity = message.capacity_bytes
     try:
         card = find_card(message)
     except ConfigError:  # no device has so little, or so much
         return (8, 0)
-    return (8, 0) if card is None or card.compute_capability is None else card.compute_capability
+    if card is not None and card.compute_capability is not None:
+        return card.compute_capability
+    near = [
+        (abs(one.memory_bytes - capacity), one.compute_capability)
+        for one in DEVICES.values()
+        if capacity and one.kind == message.backend and one.compute_capability is not None
+    ]
+    distance, capability = min(near, default=(0, None))
+    return (8, 0) if capability is None or not capacity or distance > SAME_CARD * capacity else capability
 
 
 @lru_cache(maxsize=16)  # about 5 MB each

@@ -13,7 +13,7 @@ from headwise.errors import HeadwiseError
 
 MAX_REPLAYS = 6
 """Sizes whose allocations one search replays at most,"""
-MAX_REPLAYED_LAYERS = 192
+MAX_REPLAYED_LAYERS = 160
 """and the layers that it replays in all, about; one size is tried in any case."""
 NEIGHBOURS = 64
 """The second size is replayed at a distance of one in so many, the next ones at four times that each."""

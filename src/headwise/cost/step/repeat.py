@@ -7,7 +7,7 @@ cycle between. No cycle goes on from frozen layers to those that learn.
 
 import gc
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +17,7 @@ from headwise.config.checks import require_instance
 from headwise.config.model import BlockConfig, ModelConfig
 from headwise.cost.results import Kind
 from headwise.cost.step.freezing import frozen_layers, require_frozen
+from headwise.cost.step.instants import same_instants, worst_instants
 from headwise.cost.step.optimizers import OPTIMIZER_STEP, optimizer_states, trained_parameters
 from headwise.cost.step.play import Play, play_step
 from headwise.cost.step.sends import Send, SendingTape
@@ -133,7 +134,9 @@ class RepeatedStep:
         return life.owner if life.layer is None else f"layer {life.layer + shift}{life.part}"
 
     def _lives(self, tape: Tape, workload: Workload) -> Iterator[Life]:
-        own, inner = [stretch.peak_tick for stretch in tape.stretches], self._inner_instants(tape)
+        # Of a layer that stands for several the neighbours are layers like itself, so that in the first and last one
+        # what counts for it is the instant that is the worst in the layer between.
+        own, inner = worst_instants(tape), same_instants(tape, self._like_inner(tape))
         for record in tape.records:
             layer, part = _split_owner(record.owner)
             span = _stretches_of(record, inner if len(self.shifts(layer)) > 1 else own)
@@ -143,35 +146,20 @@ class RepeatedStep:
             for record in optimizer_states(parameter, workload):
                 yield _life(record, "optimizer", *_split_owner(record.owner), 0, None)
 
-    def _inner_instants(self, tape: Tape) -> list[int]:
-        """Return the tick of each stretch that counts for lives of layers that stand for several.
-
-        Their neighbours are layers like themselves, so where the first or last layer of a run stands in for one, what
-        counts is the instant that is the worst in the layer between, which need not be the worst of its own.
-        """
-        begins = [stretch.begin_tick for stretch in tape.stretches]
-        made: list[dict[tuple[str, str], int]] = [{} for _ in begins]  # the last tick of each name in each stretch
-        at: dict[int, tuple[str, str]] = {}
-        worst = {stretch.peak_tick for stretch in tape.stretches}
-        for record in tape.records:
-            key = record.name, _split_owner(record.owner)[1]
-            made[bisect_right(begins, record.born) - 1][key] = record.born
-            if record.born in worst:
-                at[record.born] = key
-        ticks = []
+    def _like_inner(self, tape: Tape) -> dict[int, int]:
+        """Tell which stretches, of the first and last layers of a run, are like which of the layers between."""
         places = {stretch.label: index for index, stretch in enumerate(tape.stretches)}
-        for index, (stretch, moment) in enumerate(zip(tape.stretches, self._played, strict=True)):
-            inner = self._inner_layer(moment.layer) if moment.direction else None
-            way = stretch.label.split(":")[0]
-            like = None if inner is None else tape.stretches[places[f"{way}: layer {inner}"]]
-            tick = None if like is None else made[index].get(at.get(like.peak_tick, ("", "")))
-            ticks.append(stretch.peak_tick if tick is None else tick)
-        return ticks
-
-    def _inner_layer(self, layer: int) -> int | None:
-        """Return the played layer that stands for several and is at the same place of its cycle, if there is one."""
-        inner = [one for one, shifts in enumerate(self._shifts) if len(shifts) > 1 and self._runs[one] == self._runs[layer]]
-        return inner[(layer - inner[0]) % len(inner)] if inner else None
+        inner: dict[int, list[int]] = {}  # by run, its layers that stand for several
+        for layer, run in enumerate(self._runs):
+            if len(self._shifts[layer]) > 1:
+                inner.setdefault(run, []).append(layer)
+        like = {}
+        for index, moment in enumerate(self._played):
+            layers = inner.get(self._runs[moment.layer], []) if moment.direction else []
+            if layers:
+                one = layers[(moment.layer - layers[0]) % len(layers)]
+                like[index] = places[f"{'forward' if moment.direction == 1 else 'backward'}: layer {one}"]
+        return like
 
     def _renamed(self, life: Life) -> Life:
         """Give a life the whole model's number where its name has that of a layer, as an optimizer's work does."""

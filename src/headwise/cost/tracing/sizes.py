@@ -23,11 +23,11 @@ def between_sizes(known: Mapping[int, Ledger], size: int) -> Ledger | None:
     """
     sizes, ledgers = list(known), list(known.values())
     first = ledgers[0]
-    if any(ledger.moments != first.moments for ledger in ledgers[1:]):
+    if any((one.moments, len(one.entries)) != (first.moments, len(first.entries)) for one in ledgers[1:]):
         return None
     weights, divisor = _weights(sizes, size)
     entries = []
-    for alike in zip(*(ledger.entries for ledger in ledgers), strict=False):
+    for alike in zip(*(ledger.entries for ledger in ledgers), strict=True):
         if not _are_alike(alike, sizes):
             return None
         one = alike[0]
