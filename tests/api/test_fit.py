@@ -230,7 +230,6 @@ def test_a_module_of_the_users_own_is_traced(tmp_path, monkeypatch):
     assert any("layer" in entry.owner for entry in plan.ledger.entries)
     assert plan.fits == "yes"
     assert plan.largest_batch > 10_000, "the search has not ended with its traces"
-    assert plan.largest_seq > 1000
 
 
 def test_what_cannot_be_is_one_clear_line(tmp_path):

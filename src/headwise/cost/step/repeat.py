@@ -2,7 +2,8 @@
 
 Equal layers live alike, also where several kinds alternate. Of a cycle of layers that comes many times in a row, three
 are played (the first, one for all in between, the last), and the lives of the middle one's tensors are shifted to every
-cycle between. No cycle goes on from frozen layers to those that learn.
+cycle between. No cycle goes on from frozen layers to those that learn. A tensor of the outermost of the layers between
+may end a moment off the play of all, where the first or last layer is at its worst at another operation.
 """
 
 import gc
