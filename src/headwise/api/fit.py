@@ -1,7 +1,7 @@
 """`headwise.fit`: does a step fit a device, what fills it, and which single change frees how much."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -175,7 +175,7 @@ def _answer(subject: FitSubject, setup: Setup, device: Device, planned: Planned)
     num_devices = setup.sharding.num_devices if setup.sharding else 1
     parts = unmodelled(verdict.peak_bytes, device, reserved_bytes=verdict.reserved_bytes, num_devices=num_devices)
     most_bytes = held_bytes(verdict.peak_bytes, verdict.reserved_bytes) + sum(part.high for part in parts)
-    notes = []
+    notes = [f"The largest {what} was not found in time." for what in _not_found(setup, planned)]
     listed = ledger
     if len(ledger.entries) > MAX_LISTED:
         listed = replace(ledger, entries=tuple(ledger.alive(ledger.peak)[:MAX_LISTED]))
@@ -206,3 +206,11 @@ def _answer(subject: FitSubject, setup: Setup, device: Device, planned: Planned)
         time=None,
         notes=tuple(notes),
     )
+
+
+def _not_found(setup: Setup, planned: Planned) -> Iterator[str]:
+    if planned.largest_batch is None:
+        yield "batch"
+    has_fixed_length = setup.config is not None and setup.config.patches is not None
+    if planned.largest_seq is None and not has_fixed_length:
+        yield "length"

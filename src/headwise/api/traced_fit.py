@@ -13,7 +13,7 @@ from headwise.config.model import ModelConfig
 from headwise.cost.allocator import replay_ledger
 from headwise.cost.flops import TRAIN_PER_FORWARD
 from headwise.cost.planning.positions import with_positions
-from headwise.cost.planning.setup import Setup
+from headwise.cost.planning.setup import OutOfTime, Setup
 from headwise.cost.results import Ledger, StepMemory
 from headwise.cost.tracing.flops import trace_flops
 from headwise.cost.tracing.sizes import between_sizes
@@ -223,7 +223,7 @@ class Traced:
                 return
         if len(self._ledgers) < self._max_traces and self._seconds < self._max_seconds:
             return
-        raise UnsupportedError(
+        raise OutOfTime(
             f"left out to answer in time: steps of {self.name} have to be traced, and {len(self._ledgers)} others were "
             f"in {self._seconds:.0f} s"
         )

@@ -83,7 +83,7 @@ def density(observed: int, before: int | float, growth: int | float, times: int)
     nearest = round((observed - before) / growth)
     ahead, behind = (1, reach) if growth > 0 else (reach, 1)
     places = range(max(0, nearest - behind), min(times - 1, nearest + ahead) + 1)
-    return sum(_density(observed, before + growth * place) for place in places)
+    return sum((_density(observed, before + growth * place) for place in places), start=0.0)
 
 
 def printed_within(observed: int) -> float:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from headwise.config.checks import MAX_SIZE
 from headwise.cost.planning.positions import with_positions
-from headwise.cost.planning.setup import Predictor, Setup
+from headwise.cost.planning.setup import OutOfTime, Predictor, Setup
 from headwise.cost.planning.verdict import Judge
 from headwise.cost.results import Device, FitVerdict
 from headwise.cost.workload import MAX_TOKENS
@@ -21,8 +21,8 @@ NEIGHBOURS = 64
 
 def largest_batch(
     predictor: Predictor, setup: Setup, device: Device, *, judge: Judge | None = None, limit: int | None = None
-) -> int:
-    """Return the most texts a pass that fit ("yes"), at the length as it is; 0: not even one does.
+) -> int | None:
+    """Return the most texts a pass that fit ("yes"), at the length as it is; 0: not even one does; None: not found.
 
     Args:
         predictor: tells the memory of a setup.
@@ -44,7 +44,7 @@ def largest_batch(
 def largest_seq(
     predictor: Predictor, setup: Setup, device: Device, *, judge: Judge | None = None, limit: int | None = None
 ) -> int | None:
-    """Return the most tokens a text that fit ("yes"), at the batch as it is; 0: not even one does.
+    """Return the most tokens a text that fit ("yes"), at the batch as it is; 0: not even one does; None: not found.
 
     A length beyond the model's position table is reckoned with a longer table. An image's length is fixed: None. Where
     devices have equal parts of a text, lengths are tried that their number divides.
@@ -72,8 +72,10 @@ def with_length(setup: Setup, seq: int) -> Setup:
     return replace(setup, config=config, workload=replace(setup.workload, seq=seq))
 
 
-def find_largest(make: Callable[[int], Setup], judge: Judge, *, start: int, limit: int, step: int = 1) -> int:
+def find_largest(make: Callable[[int], Setup], judge: Judge, *, start: int, limit: int, step: int = 1) -> int | None:
     """Return the largest size that is found to fit ("yes"), 0 where none is; memory must not shrink with the size.
+
+    None: the predictor ran out of time before it was found.
 
     Bounds alone give the largest size that fits for certain. Some beyond it fit by a replay of the allocator: first one
     that should if holes between blocks take as much as they do as a rule, then others at a distance of 1/64 and 4/64,
@@ -91,7 +93,8 @@ def find_largest(make: Callable[[int], Setup], judge: Judge, *, start: int, limi
     if most == 0:
         return 0
     sizes = _Sizes(lambda count: make(count * step), judge, most)
-    return step * sizes.find_largest(min(max(start // step, 1), most))
+    largest = sizes.find_largest(min(max(start // step, 1), most))
+    return None if sizes.is_cut_short else step * largest
 
 
 class _Sizes:
@@ -108,6 +111,7 @@ class _Sizes:
         self._judge = judge
         self._limit = limit
         self._shares: dict[int, float] = {}  # of the device that a size needs
+        self.is_cut_short = False
         num_layers = getattr(make(1).config, "num_layers", 1)
         self._max_replays = max(1, min(MAX_REPLAYS, MAX_REPLAYED_LAYERS // num_layers))
         self._replays_left = self._max_replays
@@ -159,6 +163,9 @@ class _Sizes:
         """Judge a size by bounds; None: the predictor cannot tell it."""
         try:
             return self._judge.by_bounds(setup)
+        except OutOfTime:
+            self.is_cut_short = True
+            return None
         except HeadwiseError:
             return None
 

@@ -20,15 +20,15 @@ class Planned(Result):
     `verdict`: whether it fits; its `reserved_bytes` are those of a replay, None where none was possible. `ledger`:
     every tensor. `changes`: every single change, ranked. `paths`: the shortest lists of changes that make it fit, best
     first; empty where it fits, or where none was found. `largest_batch`, `largest_seq`: that fit, the other as it is;
-    0: none; `largest_seq` None: the model reads images, whose length is fixed. `sweep`: over the axes that were asked
-    for. One judge says of all of them what fits, so that none contradicts another.
+    0: none; None: not found in time, or the model reads images, whose length is fixed. `sweep`: over the axes that were
+    asked for. One judge says of all of them what fits, so that none contradicts another.
     """
 
     verdict: FitVerdict
     ledger: Ledger
     changes: tuple[Change, ...]
     paths: tuple[Path, ...]
-    largest_batch: int
+    largest_batch: int | None
     largest_seq: int | None
     sweep: Sweep | None = None
 

@@ -7,6 +7,7 @@ from headwise.config.model import ModelConfig
 from headwise.cost.results import Ledger, StepMemory
 from headwise.cost.sharding.results import Sharding
 from headwise.cost.workload import Workload
+from headwise.errors import UnsupportedError
 
 DATA_PARALLEL = ("zero1", "zero2", "zero3")
 """Shardings under which each device has texts of its own."""
@@ -44,6 +45,10 @@ class Setup:
         workload = self.workload
         length = 1 if workload.phase == "decode" else workload.seq
         return workload.batch * length * workload.accumulation * self.num_copies
+
+
+class OutOfTime(UnsupportedError):  # noqa: N818  what it is
+    """A predictor that takes long has told enough; what is asked now is left out, so that the answer comes in time."""
 
 
 @runtime_checkable
