@@ -362,3 +362,12 @@ def test_a_decorator_keeps_no_module_alive(asked):
 def test_the_device_is_checked_before_the_step():
     with pytest.raises(ConfigError, match="there is no device"):
         explain_oom(gpu="h1000")
+
+
+def test_an_error_whose_own_attributes_fail_is_still_the_one_that_is_raised():
+    class Broken(torch.OutOfMemoryError):
+        def __getattr__(self, name):
+            raise ZeroDivisionError
+
+    with pytest.raises(Broken), headwise.explain_oom():
+        raise Broken("CUDA out of memory. Tried to allocate 2.00 GiB")

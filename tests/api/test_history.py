@@ -83,11 +83,13 @@ def test_a_line_that_was_cut_costs_no_other_step(tmp_path):
 )
 def test_a_line_of_another_kind_is_left_out_with_a_note(tmp_path, line):
     path = tmp_path / "steps.jsonl"
-    path.write_bytes(line + b"\n\n")
+    keep(path, STEP)
+    with path.open("ab") as file:
+        file.write(line + b"\n\n")
     keep(path, STEP)
     steps, (note,) = read_history(path)
-    assert steps == (STEP,)
-    assert "line 1 is left out" in note
+    assert steps == (STEP, STEP)
+    assert "line 2 is left out" in note
 
 
 def test_many_foreign_lines_are_one_note(tmp_path):
@@ -203,3 +205,12 @@ def test_reading_a_history_imports_no_torch(tmp_path):
     done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
     assert Path(path).is_file()
+
+
+@pytest.mark.parametrize("content", [b"print(1)\n", b"\x00\x01\x02", b"{}\n"])
+def test_a_file_that_is_no_history_is_never_written_to(tmp_path, content):
+    path = tmp_path / "mine.py"
+    path.write_bytes(content)
+    with pytest.raises(OutputError, match="holds something else"), open_history(path):
+        pass
+    assert path.read_bytes() == content

@@ -109,6 +109,27 @@ def test_an_error_of_a_model_lists_changes_of_its_step(capsys, small):
     assert {change["other_gpus"] for change in result["changes"] if change["applies"]} == {0, 1}
 
 
+def test_a_closed_standard_input_is_one_clear_line(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["oom"]) == 2
+    assert capsys.readouterr().err == (
+        "headwise: standard input must be open, or a message or a file be given; it is closed\n"
+    )
+
+
+def test_an_endless_standard_input_is_left(capsys, monkeypatch):
+    monkeypatch.setattr("headwise.api.oom.MAX_STREAM_BYTES", 1000)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(2000 * b"y")))
+    assert main(["oom"]) == 2
+    assert "must end within" in capsys.readouterr().err
+
+
+def test_a_terminal_that_tells_no_width_still_gets_the_answer(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "0")
+    assert main(["oom", "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8589934592 bytes."]) == 0
+    assert "8.00 GiB" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [

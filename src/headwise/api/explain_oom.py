@@ -93,9 +93,11 @@ class ExplainOom(ContextDecorator):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None or not is_out_of_memory(error) or hasattr(error, ANSWER):
+        if error is None or not is_out_of_memory(error):
             return
         try:
+            if hasattr(error, ANSWER):  # a block inside has explained it
+                return
             answer = self._explain(error)
             error.add_note(self._write(answer))
             error.headwise_answer = answer  # type: ignore[attr-defined]

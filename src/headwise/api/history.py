@@ -20,6 +20,7 @@ from headwise.loading.files import read_whole
 
 MAX_HISTORY_BYTES = 64 * 2**20  # some 200,000 steps
 MAX_LINE_BYTES = 4096  # a line of ours has a tenth of it
+LINE_START = b'{"when": '  # how every line begins; a file that begins otherwise is not a history, and stays as it is
 MAX_NAME_LENGTH = 200
 MAX_NUMBER = 2**62
 
@@ -63,6 +64,8 @@ def open_history(path: str | os.PathLike[str]) -> Iterator[HistoryFile]:
                 raise OSError(None, "the disk is full")
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise OSError(None, "it is a device or a pipe")
+            if not LINE_START.startswith(os.pread(descriptor, len(LINE_START), 0)):
+                raise OSError(None, "it holds something else")
         yield HistoryFile(path, descriptor)
     finally:
         os.close(descriptor)

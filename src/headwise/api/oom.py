@@ -26,6 +26,7 @@ from headwise.errors import HeadwiseError, TextError
 if TYPE_CHECKING:
     from torch import nn
 
+MAX_STREAM_BYTES = 2**30
 MAX_LOG_BYTES = 4 * 2**20  # the end of a longer log is read: a failure is the last thing in it
 LOG_SUFFIXES = (".log", ".txt", ".out", ".err")
 NO_MODEL = "Without a model no changes can be reckoned: give model (--model), and batch and seq where known."
@@ -123,10 +124,19 @@ def _is_like_path(source: str) -> bool:
 
 
 def read_stream(stream: Any) -> str:
-    """Return the end of what a binary stream holds."""
-    end = b""
-    while block := stream.read(MAX_LOG_BYTES):
+    """Return the end of what a text stream such as standard input holds, whatever its bytes.
+
+    Raises:
+        TextError: it is closed, or does not end.
+    """
+    if stream is None:
+        raise TextError("standard input must be open, or a message or a file be given; it is closed")
+    end, num_bytes = b"", 0
+    while block := stream.buffer.read(MAX_LOG_BYTES):
         end = (end + block)[-MAX_LOG_BYTES:]
+        num_bytes += len(block)
+        if num_bytes > MAX_STREAM_BYTES:
+            raise TextError(f"standard input must end within {MAX_STREAM_BYTES // 2**20} MiB; got more")
     return _decode(end)
 
 

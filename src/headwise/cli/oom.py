@@ -40,7 +40,7 @@ def oom(
         "checkpoint": checkpoint,
         "loss": loss,
     }
-    text = read_stream(sys.stdin.buffer) if message is None or message == "-" else read_text(message)
+    text = read_stream(sys.stdin) if message is None or message == "-" else read_text(message)
     result = explain(
         text,
         model=model,

@@ -35,12 +35,16 @@ def print_report(report: Report) -> None:
     print_renderable(report_renderable(report))
 
 
+LEAST_WIDTH = 40  # columns; a terminal that tells fewer, or none, wraps the lines itself
+
+
 def print_renderable(renderable: RenderableType) -> None:
     """Print on stdout, in colours where that is a terminal; a reader who leaves early is no failure.
 
     What the stream's encoding does not have is printed as the nearest ASCII character.
     """
     console = _Console()
+    console.width = max(console.width, LEAST_WIDTH)
     if console.options.ascii_only and isinstance(sys.stdout, io.TextIOWrapper):
         codecs.register_error("headwise.ascii", _nearest_ascii)
         sys.stdout.reconfigure(errors="headwise.ascii")
