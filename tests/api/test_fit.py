@@ -210,6 +210,9 @@ def test_a_family_without_a_closed_form_is_traced(tmp_path):
     applied = {change.key for change in plan.changes if change.applies}
     assert {"checkpoint-full", "amp-bf16"} <= applied
     assert "There is no closed form" in " ".join(plan.notes)
+    assert plan.workload.attention == "eager"  # transformers has no other for it
+    fused = next(change for change in plan.changes if change.key == "sdpa")
+    assert (fused.applies, "eager attention only" in fused.why) == (False, True)
 
 
 def test_a_module_of_the_users_own_is_traced(tmp_path, monkeypatch):

@@ -108,7 +108,8 @@ def fit(
     sharding = None if shard is None else Sharding(kind=shard, num_devices=num_gpus)  # type: ignore[arg-type]
     setup = Setup(config=config, workload=workload, sharding=sharding)
     steps.start("planning")
-    predictor, predictor_notes = subject.predictor_of(setup)
+    predictor, setup, predictor_notes = subject.predictor_of(setup, is_attention_given="attention" in step)
+    workload = setup.workload
     notes += predictor_notes
     planned = plan(predictor, setup, device, num_devices=num_gpus, axes=axes)
     kernel = None if config is None else kernel_of(config, workload)

@@ -153,7 +153,8 @@ class FitPlan(Result):
 class OomAnswer(Result):
     """What an out-of-memory message is about, and what to change.
 
-    `kind`: what kind of failure it is, `evidence`: the figures that say so. `advice`: what to do about that kind.
+    `kind`: what kind of failure it is, `evidence`: the figures that say so. `requested_bytes`: what was asked for, the
+    middle of the message's rounding. `advice`: what to do about that kind.
     `candidates`: tensors of the size that was asked for, the likeliest first. `alive`: the largest tensors alive when
     the likeliest candidate is made; `peak_moment`: when that is. `changes`: as of `fit`, for the likeliest candidate's
     batch and length; empty without a model.

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from headwise.api.prediction import NO_CLOSED_FORM
@@ -30,29 +30,42 @@ class FitSubject:
     module: "nn.Module | None" = None
     notes: tuple[str, ...] = field(default=())
 
-    def predictor_of(self, setup: Setup) -> tuple[Predictor, tuple[str, ...]]:
+    def predictor_of(self, setup: Setup, *, is_attention_given: bool) -> tuple[Predictor, Setup, tuple[str, ...]]:
         """Return who tells the memory of a step of this model: the closed form, or a trace with notes that say why.
+
+        Args:
+            setup: the step.
+            is_attention_given: False: a traced step has the attention that transformers gives the module by itself.
+
+        Returns:
+            The predictor, the setup with that attention, and the notes.
 
         Raises:
             HeadwiseError: there is no closed form of the step, and nothing to trace.
         """
         if self.config is None:
-            return self._traced(), (TRACED,)
+            return self._traced(setup, is_attention_given, (TRACED,))
         closed_form = ClosedForm()
         try:
             closed_form.step(setup)
         except UnsupportedError:
             if setup.sharding is not None or (self.content is None and self.module is None):
                 raise
-            return self._traced(), (NO_CLOSED_FORM.format(self.config.model_type), TRACED)
-        return closed_form, ()
+            notes = (NO_CLOSED_FORM.format(self.config.model_type), TRACED)
+            return self._traced(setup, is_attention_given, notes)
+        return closed_form, setup, ()
 
-    def _traced(self) -> Predictor:
+    def _traced(
+        self, setup: Setup, is_attention_given: bool, notes: tuple[str, ...]
+    ) -> tuple[Predictor, Setup, tuple[str, ...]]:
         from headwise.api.traced_fit import Traced
 
         subject = self.content if self.module is None else self.module
         assert subject is not None
-        return Traced(subject, self.name, config=self.config)
+        traced = Traced(subject, self.name, config=self.config)
+        if not is_attention_given:
+            setup = replace(setup, workload=traced.with_own_attention(setup.workload))
+        return traced, setup, notes
 
 
 def find_subject(model: Any, *, head: bool) -> FitSubject:

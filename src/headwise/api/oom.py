@@ -78,7 +78,7 @@ def oom(
     kind, evidence, advice = diagnose(read)
     answer = OomAnswer(
         kind=kind,
-        requested_bytes=read.requested_high_bytes,
+        requested_bytes=_middle(read.requested_low_bytes, read.requested_high_bytes),
         message=read,
         evidence=evidence,
         advice=advice,
@@ -184,3 +184,8 @@ def _find_device(
 def _kernel_notes(device: Device) -> tuple[str, ...]:
     note = kernel_note_of(device)
     return () if note is None else (note[0].upper() + note[1:] + ".",)
+
+
+def _middle(low: int | None, high: int | None) -> int | None:
+    """Return the size that a message prints: of the sizes that print so, the one in the middle."""
+    return None if low is None or high is None else (low + high + 1) // 2

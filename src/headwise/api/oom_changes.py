@@ -73,7 +73,8 @@ def with_changes(answer: OomAnswer, subject: FitSubject, known: KnownStep) -> Oo
     config = None if subject.config is None else with_positions(subject.config, workload.seq)
     setup = Setup(config=config, workload=workload)
     try:
-        predictor, traced = subject.predictor_of(setup)
+        is_given = candidate is not None or known.hints.attention is not None
+        predictor, setup, traced = subject.predictor_of(setup, is_attention_given=is_given)
         alive, moment = _find_alive(answer, candidate, setup, predictor, known.device)
         changes, path = _find_changes(predictor, setup, known)
     except HeadwiseError as error:
@@ -82,7 +83,7 @@ def with_changes(answer: OomAnswer, subject: FitSubject, known: KnownStep) -> Oo
         notes.append(NO_CAPACITY)
     return replace(
         answer,
-        workload=workload,
+        workload=setup.workload,
         peak_moment=moment,
         alive=alive,
         changes=changes,

@@ -9,6 +9,7 @@ from torch import nn
 
 from headwise.api.example import example_inputs
 from headwise.api.running import explained
+from headwise.api.tracing import with_modules_attention
 from headwise.config.model import ModelConfig
 from headwise.cost.allocator import replay_ledger
 from headwise.cost.flops import TRAIN_PER_FORWARD
@@ -78,6 +79,10 @@ class Traced:
         self._forward_flops: dict[tuple[int, int], int] = {}
         self._modules: dict[tuple[tuple[str, int], ...], nn.Module] = {}  # the latest one, by its longer tables
 
+    def with_own_attention(self, workload: Workload) -> Workload:
+        """Return a workload with the attention that transformers gives the module by itself."""
+        return with_modules_attention(self._module(workload.seq), workload)
+
     def step(self, setup: Setup) -> StepMemory:
         """Return the totals of a step.
 
@@ -141,6 +146,8 @@ class Traced:
             raise UnsupportedError(f"a step against a cache is told in closed form, and {self.name} has none")
         if workload.kv_cache != "model":
             raise UnsupportedError(f"a narrower cache is told in closed form, and {self.name} has none")
+        if workload.attention == "sdpa" and not getattr(self._module(workload.seq), "_supports_sdpa", True):
+            raise UnsupportedError(f"transformers has {self.name}'s family with eager attention only; got 'sdpa'")
         return workload
 
     def _ledger_of(self, workload: Workload) -> Ledger:

@@ -148,3 +148,12 @@ def test_pairs_of_techniques_that_leave_the_batch_as_it_is_stand_behind_the_sing
     assert all(changes[key].fits == "yes" for key in singles)
     pairs = {path.keys: round(path.peak_bytes / GIB, 1) for path in paths if len(path.keys) == 2}
     assert pairs == {("sdpa", "amp-fp16"): 26.1, ("sdpa", "fp16"): 20.4}
+
+
+def test_one_device_comes_before_eight():
+    """Llama-3-8B on 24 GiB: eight devices are one change, but adapters beside bfloat16 weights need no other device."""
+    setup = Setup(config=preset("llama-3-8b"), workload=Workload(batch=1, seq=512, loss="cross_entropy"))
+    device, predictor = DEVICES["rtx-3090"], ClosedForm()
+    paths = find_paths(predictor, setup, device, list_changes(predictor, setup, device))
+    assert paths[0].keys == ("bf16", "lora")
+    assert ("sequence",) in [path.keys for path in paths]

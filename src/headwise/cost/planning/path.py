@@ -39,6 +39,7 @@ def find_paths(
 ) -> tuple[Path, ...]:
     """Return the shortest lists of changes with which a step fits ("yes"), the best first.
 
+    Where the only single changes that are enough take more devices, the shortest lists for the one device stand first.
     Where a single change is enough, the pairs of techniques that are enough stand behind: they leave the model, the
     batch, the length and the number of devices as they are. Lists are made of changes that can each be made by itself,
     and the search ends with its budget: it may miss a list. No list holds another one. Of lists of one length the best
@@ -61,13 +62,13 @@ def find_paths(
         return ()
     search = _Search(setup, place, changes)
     singles = search.singles()
-    if singles:
-        techniques = [option for option in search.options if option.is_technique]
-        return _best(singles) + _best(search.lists_of(2, techniques, singles, budget))
-    for length in range(2, MAX_LENGTH + 1):
-        if found := search.lists_of(length, search.options, [], budget):
-            return _best(found)
-    return ()
+    if not singles:
+        return _best(search.shortest_lists(search.options, budget))
+    own = [option for option in search.options if not option.takes_devices]
+    needs_others = all(found.takes_devices for found in singles)
+    on_one_device = search.shortest_lists(own, budget) if needs_others else []
+    techniques = [option for option in search.options if option.is_technique]
+    return _best(on_one_device) + _best(singles) + _best(search.lists_of(2, techniques, singles, budget))
 
 
 def _num_played(setup: Setup) -> int:
@@ -122,6 +123,13 @@ class _Search:
                 )
                 found.append(_Found(path, option.takes_devices))
         return found
+
+    def shortest_lists(self, options: Sequence[Option], budget: int) -> list[_Found]:
+        """Return the lists of the fewest options, of two or more, that are enough."""
+        for length in range(2, MAX_LENGTH + 1):
+            if found := self.lists_of(length, options, [], budget):
+                return found
+        return []
 
     def lists_of(self, length: int, options: Sequence[Option], shorter: list[_Found], budget: int) -> list[_Found]:
         """Return lists of so many options that are enough and hold none that is."""

@@ -55,7 +55,8 @@ def _made(setup: Setup, words: str, listed: ListName, **changes: Any) -> Made:
 
 def _fuse(setup: Setup, place: Place) -> Made | str:
     if setup.workload.attention == "sdpa":
-        return "already so: torch's scaled_dot_product_attention is called"
+        by_itself = ", as far as the module's own code calls it" if setup.config is None else ""
+        return f"already so: torch's scaled_dot_product_attention is called{by_itself}"
     return _made(setup, "fused attention (sdpa)", "same", attention="sdpa")
 
 
