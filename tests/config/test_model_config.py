@@ -215,6 +215,10 @@ def reader(kv_layer: int, **changes) -> BlockConfig:
             "shared_gate must be False where shared_hidden_dim is 0",
         ),
         (
+            lambda: FeedForwardConfig(embed_dim=6, hidden_dim=7, num_experts=2, shared_bias=True),
+            "shared_bias must be False where shared_hidden_dim is 0",
+        ),
+        (
             lambda: AttentionConfig(embed_dim=6, num_heads=1, position=Rotary(rotary_dim=8)),
             "rotary_dim must not exceed head_dim; got 8 and 6",
         ),

@@ -166,3 +166,12 @@ def test_the_deepest_model_is_counted_at_once(family):
     started = time.perf_counter()
     assert count_parameters(deep).feed_forward > count_parameters(config).feed_forward
     assert time.perf_counter() - started < 1
+
+
+def test_the_biases_of_a_shared_expert_count():
+    """Gate and up have one for each hidden number, down one for each number of the stream; the experts have none."""
+    mixture = FeedForwardConfig(
+        embed_dim=5, hidden_dim=3, gated=True, bias=False, num_experts=2, num_active_experts=1, shared_hidden_dim=7
+    )
+    with_biases = replace(mixture, shared_bias=True)
+    assert feed_forward_parameters(with_biases) - feed_forward_parameters(mixture) == 7 + 7 + 5

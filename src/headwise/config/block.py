@@ -45,6 +45,7 @@ class FeedForwardConfig:
         router_bias: whether the router has a bias (gpt-oss).
         scaled_shares: the shares of a token's experts are scaled to add up to 1.
         shared_hidden_dim: width inside the expert that every token goes through (DeepSeek); 0 = none.
+        shared_bias: whether the shared expert's projections have biases (DeepSeek-V2).
         shared_gate: a projection to one number, with its sigmoid, weighs what the shared expert adds (Qwen).
         dropout_p: dropout after the activation.
 
@@ -62,6 +63,7 @@ class FeedForwardConfig:
     router_bias: bool = False
     scaled_shares: bool = True
     shared_hidden_dim: int = 0
+    shared_bias: bool = False
     shared_gate: bool = False
     dropout_p: float = 0.0
 
@@ -69,7 +71,7 @@ class FeedForwardConfig:
         for name in ("embed_dim", "hidden_dim", "num_experts", "num_active_experts"):
             require_size(name, getattr(self, name))
         require_text("activation", self.activation)
-        for name in ("gated", "bias", "router_bias", "scaled_shares", "shared_gate"):
+        for name in ("gated", "bias", "router_bias", "scaled_shares", "shared_bias", "shared_gate"):
             require_flag(name, getattr(self, name))
         require_size("shared_hidden_dim", self.shared_hidden_dim, minimum=0)
         require_probability("dropout_p", self.dropout_p)
@@ -83,6 +85,8 @@ class FeedForwardConfig:
             )
         if self.shared_gate and not self.shared_hidden_dim:
             raise ConfigError("shared_gate must be False where shared_hidden_dim is 0: there is nothing to gate")
+        if self.shared_bias and not self.shared_hidden_dim:
+            raise ConfigError("shared_bias must be False where shared_hidden_dim is 0: there is no shared expert")
 
 
 @no_type_check  # values of any type must reach the checks below

@@ -107,6 +107,8 @@ def feed_forward_parameters(config: FeedForwardConfig) -> int:
         return weights + biases
     router = config.num_experts * (config.embed_dim + config.router_bias)
     shared = (num_up + 1) * config.embed_dim * config.shared_hidden_dim + config.embed_dim * config.shared_gate
+    if config.shared_bias:
+        shared += num_up * config.shared_hidden_dim + config.embed_dim
     return config.num_experts * (weights + biases) + router + shared
 
 

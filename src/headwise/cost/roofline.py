@@ -253,7 +253,13 @@ def _idle_parameters(feed_forward: FeedForwardConfig, tokens: int) -> int:
     """Count the weights of experts that no token goes through even where tokens are spread as widely as can be."""
     num_idle = feed_forward.num_experts - min(feed_forward.num_experts, tokens * feed_forward.num_active_experts)
     one = replace(
-        feed_forward, num_experts=1, num_active_experts=1, router_bias=False, shared_hidden_dim=0, shared_gate=False
+        feed_forward,
+        num_experts=1,
+        num_active_experts=1,
+        router_bias=False,
+        shared_hidden_dim=0,
+        shared_bias=False,
+        shared_gate=False,
     )
     return num_idle * feed_forward_parameters(one)
 

@@ -55,6 +55,7 @@ def dense_first(keys: Keys, num_layers: int) -> list[FeedForwardConfig]:
     if num_dense >= num_layers:
         return [dense] * num_layers
     num_experts, hidden_dim = _num_experts(keys, "n_routed_experts"), keys.size("moe_intermediate_size")
+    num_shared = keys.size("n_shared_experts", minimum=0, maximum=MAX_SIZE // hidden_dim)
     mixture = FeedForwardConfig(
         embed_dim=keys.size("hidden_size"),
         hidden_dim=hidden_dim,
@@ -64,7 +65,8 @@ def dense_first(keys: Keys, num_layers: int) -> list[FeedForwardConfig]:
         num_experts=num_experts,
         num_active_experts=keys.size("num_experts_per_tok", maximum=num_experts),
         scaled_shares=keys.flag("norm_topk_prob"),
-        shared_hidden_dim=hidden_dim * keys.size("n_shared_experts", minimum=0, maximum=MAX_SIZE // hidden_dim),
+        shared_hidden_dim=hidden_dim * num_shared,
+        shared_bias=num_shared > 0 and keys.has("mlp_bias") and keys.flag("mlp_bias"),
     )
     return [dense] * num_dense + [mixture] * (num_layers - num_dense)
 

@@ -117,6 +117,7 @@ def _of_feed_forward(config: FeedForwardConfig, family: Family) -> Oddities:
         yield (config.bias and not has_biases) or not config.gated, "experts with biases or without a gate"
         yield config.router_bias != has_biases, f"router_bias {config.router_bias}"
         yield config.shared_gate != ("shared_gate" in parts), f"shared_gate {config.shared_gate}"
+        yield config.shared_bias, "biases of a shared expert"
         yield config.shared_hidden_dim > 0 and "shared expert" not in parts, "a shared expert"
     yield has_biases and not (config.num_experts > 1 and config.bias), "no experts with biases"
 
