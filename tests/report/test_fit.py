@@ -111,7 +111,7 @@ def test_a_real_plan_fits_where_its_spare_bytes_are_not_negative():
 def test_what_makes_it_fit_and_how_far_it_goes_stand_before_every_table(synthetic_fit):
     lines = lines_of(synthetic_fit.make_plan())
     first_table = next(place for place, line in enumerate(lines) if "alive then" in line)
-    for start in ("What makes it fit: ", "or: ", "Largest that fits: ", "At least "):
+    for start in ("What makes it fit: ", "or: ", "Largest found to fit: ", "At least "):
         place = next(place for place, line in enumerate(lines) if line.startswith(start))
         assert place < 16 and place < first_table
 
@@ -232,13 +232,13 @@ def test_the_path_is_told_with_its_figures_and_others_beside_it(synthetic_fit):
 
 def test_limits_time_and_what_is_not_modelled_are_told(synthetic_fit):
     text = flat(fit_text(synthetic_fit.make_plan()))
-    assert "Largest that fits: batch 31 at length 2,048; length 2,011 at batch 32." in text
+    assert "Largest found to fit: batch 31 at length 2,048; length 2,011 at batch 32." in text
     assert "At least 3.5 s a step: FLOPs bind, at 15.7 TFLOP/s and 1.3 s of moving bytes." in text
     assert "· not modelled 256.0 MiB to 2.04 GiB" in text
     assert "Not modelled: CUDA context 256.0 MiB to 2.00 GiB, cuBLAS workspace 0 B to 40.0 MiB." in text
     assert "attention kernel: math; flash is not taken: it needs compute capability 8.0" in text
     none = fit_text(synthetic_fit.make_plan(largest_batch=0, largest_seq=None, time=None, kernel=None))
-    assert "Largest that fits: not even one text at length 2,048." in none
+    assert "Largest found to fit: not even one text at length 2,048." in none
     assert "At least" not in none and "attention kernel" not in none
     time = replace(synthetic_fit.make_plan().time, binds="bandwidth")
     assert "bandwidth binds, at 900 GB/s and 3.2 s of computing" in fit_text(synthetic_fit.make_plan(time=time))

@@ -79,7 +79,7 @@ def _answer(plan: FitPlan) -> Iterator[RenderableType]:
     yield from path_lines(plan)
     largest = largest_words(plan)
     if largest is not None:
-        yield safe_text(f"Largest that fits: {largest}.")
+        yield safe_text(f"Largest found to fit: {largest}.")
     if plan.time is not None:
         yield safe_text(time_sentence(plan.time))
     yield Text()
