@@ -256,6 +256,6 @@ def test_a_file_is_read_and_a_missing_one_is_named(tmp_path):
 def test_of_a_long_log_the_end_is_read(tmp_path):
     log = tmp_path / "train.log"
     log.write_bytes(b"x" * (5 * 2**20) + b"\n" + FLAGSHIP.encode())
-    for text in (read_text(str(log)), read_stream(io.BytesIO(log.read_bytes()))):
+    for text in (read_text(str(log)), read_stream(io.TextIOWrapper(io.BytesIO(log.read_bytes())))):
         assert len(text) == 4 * 2**20
         assert text.endswith(FLAGSHIP)
