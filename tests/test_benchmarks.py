@@ -36,3 +36,16 @@ def test_we_are_right_in_every_row_though_one_peer_is_absent_and_one_ends_the_pr
     assert set(kinds) == {"flops", "parameters", "step bytes", "cache bytes"}
     assert all(count["right"] == count["close"] == count["rows"] for count in kinds.values()), tools["headwise"]
     assert tools["headwise"]["ways"] == 11
+
+
+def test_no_drawn_step_has_more_holes_than_are_allowed():
+    run = subprocess.run(
+        [sys.executable, "-m", "benchmarks.holes", "--json", "--cases", "12"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    rows = json.loads(run.stdout)
+    assert sum(row["cases"] for row in rows) == 12
+    assert all(0 < row["most_percent"] < row["allowed_percent"] for row in rows)

@@ -5,14 +5,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from headwise.api.fit_door import check_flags, check_paths, check_progress, check_step, check_sweep, find_fit_device
+from headwise.api.fit_door import (
+    adapters_of,
+    check_devices,
+    check_flags,
+    check_paths,
+    check_progress,
+    check_step,
+    check_sweep,
+    find_fit_device,
+)
 from headwise.api.fit_results import FitPlan
 from headwise.api.fit_subject import FitSubject, find_subject, length_of
 from headwise.api.history import read_history, summarise_history
 from headwise.api.prediction import kernel_note, kernel_of, with_usual_attention
 from headwise.api.progress import Progress, Steps
 from headwise.api.summary import summarise
-from headwise.config.checks import require_size
 from headwise.config.model import ModelConfig
 from headwise.cost.devices import HERE, kernel_note_of
 from headwise.cost.planner import held_bytes, unmodelled
@@ -24,13 +32,12 @@ from headwise.cost.planning.sweep import parse_axes
 from headwise.cost.results import NO_FUSED_KERNELS, Device
 from headwise.cost.roofline import estimate_time
 from headwise.cost.sharding.results import Sharding
-from headwise.cost.workload import Lora, Workload
+from headwise.cost.workload import Workload
 
 if TYPE_CHECKING:
     from torch import nn
 
 STEPS = ("reading the model", "planning", "verifying on this machine", "writing the page")
-LORA_TARGETS = ("q_proj", "v_proj")
 MAX_LISTED = 20_000  # tensors in the answer; a model with more of them is deeper than any published one
 LONGER_TABLE = "{name} has positions for {positions:,} tokens: {seq:,} are reckoned with a longer table of positions."
 BEYOND = "{name} was made for {positions:,} tokens; {seq:,} are beyond that."
@@ -86,7 +93,7 @@ def fit(
     check_progress(progress)
     steps = Steps(progress, STEPS)
     steps.start("reading the model")
-    require_size("num_gpus", num_gpus, minimum=2)
+    check_devices(num_gpus, shard=shard)
     check_flags(head=head, verify=verify)
     check_paths(history=history, out=out)
     check_step(step, lora_rank=lora_rank)
@@ -157,7 +164,7 @@ def _workload(
         "loss": "cross_entropy" if has_scores and is_training else "sum",
         "device": device.step_device,
         "compute_capability": device.step_capability,
-        "lora": None if lora_rank is None else Lora(rank=lora_rank, targets=LORA_TARGETS),
+        "lora": adapters_of(config, lora_rank),
     }
     workload = Workload(batch=batch, seq=length_of(subject, seq), **{**defaults, **step})
     return workload if "attention" in step else with_usual_attention(config, workload)
@@ -174,7 +181,13 @@ def _answer(subject: FitSubject, setup: Setup, device: Device, planned: Planned)
     verdict, ledger = planned.verdict, planned.ledger
     label = ledger.moments[ledger.peak]
     num_devices = setup.sharding.num_devices if setup.sharding else 1
-    parts = unmodelled(verdict.peak_bytes, device, reserved_bytes=verdict.reserved_bytes, num_devices=num_devices)
+    parts = unmodelled(
+        verdict.peak_bytes,
+        device,
+        reserved_bytes=verdict.reserved_bytes,
+        num_devices=num_devices,
+        workload=setup.workload,
+    )
     most_bytes = held_bytes(verdict.peak_bytes, verdict.reserved_bytes) + sum(part.high for part in parts)
     notes = [f"The largest {what} was not found in time." for what in _not_found(setup, planned)]
     listed = ledger

@@ -74,7 +74,9 @@ def memory_section(
         score_matrix_bytes=score_matrix_bytes(
             batch=workload.batch, num_heads=most_heads, query_len=workload.seq, key_len=workload.seq, dtype=SCORES_DTYPE
         ),
-        fit=judge(on_device.peak_bytes, device, reserved_bytes=reserved(config, workload)) if on_device else None,
+        fit=judge(on_device.peak_bytes, device, reserved_bytes=reserved(config, workload), workload=workload)
+        if on_device
+        else None,
         notes=(
             *notes,
             *_kernel_notes(config, workload, device, predicted_here),

@@ -91,19 +91,15 @@ class Heap:
 
     def allocate(self, num_bytes: int) -> Block | None:
         """Return a block of at least so many bytes (more than 0); None: out of memory."""
-        size = round_up(num_bytes, BLOCK_BYTES)
+        size = -(-num_bytes // BLOCK_BYTES) * BLOCK_BYTES
         pool = self.small if size <= LARGEST_SMALL_BYTES else self.large
-        block = self._find_free(pool, size)
-        if block is not None:
-            pool.remove(block)
-        else:
+        block = self._take_free(pool, size) or self._reserve(pool, size)
+        if block is None:
+            self.num_retries += 1
+            self.release_cache()
             block = self._reserve(pool, size)
             if block is None:
-                self.num_retries += 1
-                self.release_cache()
-                block = self._reserve(pool, size)
-                if block is None:
-                    return None
+                return None
         if block.size - size >= (BLOCK_BYTES if pool.is_small else self.smallest_large_rest):
             pool.add(self._cut(block, size))
         block.is_free = False
@@ -117,7 +113,9 @@ class Heap:
     def free(self, block: Block) -> None:
         """Take a block back, and join it with the free blocks beside it."""
         self.allocated -= block.size
-        self._join(block)
+        before, after = block.previous, block.next
+        if (before is not None and before.is_free) or (after is not None and after.is_free):
+            self._join(block)
         block.pool.add(block)
 
     def release_cache(self) -> None:
@@ -139,9 +137,10 @@ class Heap:
                 block = block.next
             yield blocks
 
-    def _find_free(self, pool: Pool, size: int) -> Block | None:
-        index = bisect_left(pool.free, (size,))
-        return pool.free[index][2] if index < len(pool.free) else None
+    def _take_free(self, pool: Pool, size: int) -> Block | None:
+        free = pool.free
+        index = bisect_left(free, (size,))
+        return free.pop(index)[2] if index < len(free) else None
 
     def _reserve(self, pool: Pool, size: int) -> Block | None:
         num_bytes = segment_bytes(size)
@@ -219,12 +218,12 @@ class GrowingHeap(Heap):
                     yield stretch
                     stretch = []
 
-    def _find_free(self, pool: Pool, size: int) -> Block | None:
-        """Find the best fit, where a block that can grow counts as large as it can become."""
+    def _take_free(self, pool: Pool, size: int) -> Block | None:
+        """Take the best fit, where a block that can grow counts as large as it can become."""
         index = bisect_left(pool.free, (size,))
         while index + 1 < len(pool.free) and _reach(pool.free[index + 1][2]) < _reach(pool.free[index][2]):
             index += 1
-        return pool.free[index][2] if index < len(pool.free) else None
+        return pool.free.pop(index)[2] if index < len(pool.free) else None
 
     def _reserve(self, pool: Pool, size: int) -> Block | None:
         """Map pages at the lowest address that has room for a size, and return the block there."""

@@ -6,14 +6,20 @@ from typing import Literal
 from headwise.config.checks import require_size
 from headwise.cost.heap import LARGE_SEGMENT_BYTES, SEGMENT_STEP_BYTES, SMALL_SEGMENT_BYTES, round_up
 from headwise.cost.results import Device, FitVerdict, Unmodelled
+from headwise.cost.workload import Workload
 from headwise.errors import ConfigError
 from headwise.results import BYTES_PER_GIB, BYTES_PER_MIB, format_bytes
 
 MAX_BYTES = 2**100
 
-# How much more than the peak a device must hold for a step to run: 11 to 12 % were reported (pytorch/pytorch#40989);
-# in replays of 96 predicted steps with the least capacity that suffices, 14.4 % at most, 1.6 % in the median.
-HOLES_PERCENT = 15
+# How much more than the peak a device must hold for a step to run, in percent of the peak. 11 to 12 % were reported
+# (pytorch/pytorch#40989). In replays of 1,100 predicted steps, each with the least capacity that suffices, it was at
+# most 25 % where a training keeps what every layer makes; holes are filled by what the next layers keep. Where little
+# is kept (checkpoints, frozen layers, no training) it was up to 60 %, so that no more than the peak again is allowed.
+FEW_HOLES_PERCENT = 40
+MANY_HOLES_PERCENT = 100
+HEAP_HOLES_PERCENT = 15
+"""Where another allocator than torch's for CUDA hands out memory: not known, of the size of what was reported."""
 
 # A process that held one tensor of 20 x 16 x 50 x 100 float32, in a segment of 20 MiB, took 287,047,680 bytes.
 SMALLEST_CONTEXT_BYTES = 287_047_680 - LARGE_SEGMENT_BYTES
@@ -25,8 +31,31 @@ ALLOCATOR_KINDS = ("cuda", "rocm")
 """Kinds of device that torch's CUDA caching allocator serves."""
 
 
+def holes_percent(device: Device, workload: Workload | None = None) -> int:
+    """Return how much the holes between an allocator's blocks take at most, in percent of the peak, without a replay.
+
+    Args:
+        device: whose memory is handed out.
+        workload: what runs on it. Default: not known, so the most.
+    """
+    if device.kind not in ALLOCATOR_KINDS:
+        return HEAP_HOLES_PERCENT
+    keeps_all = (
+        workload is not None
+        and workload.phase == "train"
+        and workload.checkpoint == "none"
+        and not workload.frozen_layers
+    )
+    return FEW_HOLES_PERCENT if keeps_all else MANY_HOLES_PERCENT
+
+
 def unmodelled(
-    peak_bytes: int, device: Device, *, reserved_bytes: int | None = None, num_devices: int = 1
+    peak_bytes: int,
+    device: Device,
+    *,
+    reserved_bytes: int | None = None,
+    num_devices: int = 1,
+    workload: Workload | None = None,
 ) -> tuple[Unmodelled, ...]:
     """Return what a step on one device needs beside its tensors, each with bounds.
 
@@ -44,23 +73,30 @@ def unmodelled(
     TPU. Not known: XLA fuses, computes again and pads as it likes.
 
     CPU. The interpreter with torch alone holds about 0.2 GiB, after a step of a small transformers model about 0.35;
-    the upper bound allows 0.5, and a GiB for the system and other programs. The heap has holes too, for which the same
-    share is allowed as on CUDA without a replay.
+    the upper bound allows 0.5, and a GiB for the system and other programs. The heap has holes too.
 
     Args:
         peak_bytes: most bytes of tensors alive at once.
         device: where the step runs.
         reserved_bytes: what torch's CUDA allocator reserves for them, from `allocator.replay`. Default: not known.
         num_devices: over how many devices the step is spread.
+        workload: what the step is, for the bound of `holes_percent`. Default: not known.
     """
-    holes = _holes(peak_bytes, reserved_bytes)
+    holes = _holes(peak_bytes, reserved_bytes, holes_percent(device, workload))
     if device.kind == "tpu":
         return _unknown_compiler(peak_bytes), holes
     parts = (*_BESIDE_TENSORS[device.kind](device, reserved_bytes is not None), holes)
     return (*parts, _NCCL) if num_devices > 1 and device.kind in ALLOCATOR_KINDS else parts
 
 
-def judge(peak_bytes: int, device: Device, *, reserved_bytes: int | None = None, num_devices: int = 1) -> FitVerdict:
+def judge(
+    peak_bytes: int,
+    device: Device,
+    *,
+    reserved_bytes: int | None = None,
+    num_devices: int = 1,
+    workload: Workload | None = None,
+) -> FitVerdict:
     """Judge whether a step fits a device.
 
     "yes": the reserved bytes (not known: the peak in whole segments) and the upper bound of everything unmodelled are
@@ -72,6 +108,7 @@ def judge(peak_bytes: int, device: Device, *, reserved_bytes: int | None = None,
         device: what it should fit.
         reserved_bytes: what torch's CUDA allocator reserves for them, from `allocator.replay`. Default: not known.
         num_devices: over how many devices the step is spread; the peak is that of one.
+        workload: what the step is, for the bound of `holes_percent`. Default: not known.
 
     Raises:
         ConfigError: a figure out of range; reserved bytes below the peak, or where torch's CUDA allocator does not run.
@@ -84,7 +121,9 @@ def judge(peak_bytes: int, device: Device, *, reserved_bytes: int | None = None,
                 f"reserved_bytes must be left out for a {device.kind.upper()}, whose memory is handed out otherwise; "
                 f"got {reserved_bytes}"
             )
-    parts = unmodelled(peak_bytes, device, reserved_bytes=reserved_bytes, num_devices=num_devices)
+    parts = unmodelled(
+        peak_bytes, device, reserved_bytes=reserved_bytes, num_devices=num_devices, workload=workload
+    )
     low = sum(part.low for part in parts)
     high = sum(part.high for part in parts)
     listed = ", ".join(f"{part.what} {format_bytes(part.low)} to {format_bytes(part.high)}" for part in parts)
@@ -115,10 +154,10 @@ def _fits(least: int, most: int, capacity: int) -> Literal["yes", "tight", "no"]
     return "no" if least > capacity else "tight"
 
 
-def _holes(peak_bytes: int, reserved_bytes: int | None) -> Unmodelled:
+def _holes(peak_bytes: int, reserved_bytes: int | None, percent: int) -> Unmodelled:
     if reserved_bytes is None:
-        high = peak_bytes * HOLES_PERCENT // 100
-        source = "pytorch/pytorch#40989 (11 to 12 %), and replays of predicted steps of the presets (up to 14.4 %)"
+        high = peak_bytes * percent // 100
+        source = _HOLES_SOURCES[percent]
     else:
         high = SMALL_SEGMENT_BYTES + LARGE_SEGMENT_BYTES
         source = "a segment of each kind beside those of the replay"
@@ -190,6 +229,12 @@ def _unknown_compiler(peak_bytes: int) -> Unmodelled:
         source="none: its kernels, its padding and its plan of buffers are not known here, so as much again is allowed",
     )
 
+
+_HOLES_SOURCES = {
+    FEW_HOLES_PERCENT: "pytorch/pytorch#40989 (11 to 12 %), and replays of steps that keep every layer's (up to 25 %)",
+    MANY_HOLES_PERCENT: "replays of steps that keep little of their layers (up to 60 %)",
+    HEAP_HOLES_PERCENT: "pytorch/pytorch#40989 (11 to 12 %, on CUDA), in place of any of this allocator's own",
+}
 
 _BESIDE_TENSORS: dict[str, Callable[[Device, bool], tuple[Unmodelled, ...]]] = {
     "cuda": _beside_cuda,

@@ -16,6 +16,8 @@ from headwise.errors import UnsupportedError
 
 MAX_LISTED_LAYERS = 200  # about 150,000 events, and a few seconds
 
+STANDING_KINDS = ("parameter", "input")
+
 Event = tuple[tuple[int, int], int | None]
 """A key (step, tensor) with bytes: it is allocated; with None: it is freed."""
 
@@ -55,26 +57,32 @@ def step_events(config: ModelConfig, workload: Workload, play: Play = play_step)
         )
     tape = play(config, config.blocks, workload)
     states = [state for one in trained_parameters(tape) for state in optimizer_states(one, workload)]
+    changes = sorted(_changes(tape))
     num_steps = 2 if workload.phase == "train" else 1
     for step in range(num_steps):
-        yield from _one_step(tape, step, states)
+        yield from _one_step(tape, changes, step, states)
 
 
-def _one_step(tape: Tape, step: int, states: list[Record]) -> Iterator[Event]:
-    """Give the events of one step; parameters, buffers and states are made in the first one and stay."""
-    changes: list[tuple[int, int, bool]] = []
+def _changes(tape: Tape) -> Iterator[tuple[int, int, bool]]:
+    """Give the ticks at which a step makes and frees tensors, by number; what stands from step to step is not freed."""
     for index, record in enumerate(tape.records):
-        is_standing = record.kind in ("parameter", "input")
+        yield record.born, index, True
         # What is found and goes is a cache, in whose place a longer one comes.
         is_replaced = record.kind == "input" and record.freed is not None and record.freed <= tape.last_tick
-        if not (is_standing and step):
-            changes.append((record.born, index, True))
-        if not is_standing or (is_replaced and not step):
-            changes.append((tape.tick + 1 if record.freed is None else record.freed, index, False))
+        if record.kind not in STANDING_KINDS or is_replaced:
+            yield tape.tick + 1 if record.freed is None else record.freed, index, False
+
+
+def _one_step(tape: Tape, changes: list[tuple[int, int, bool]], step: int, states: list[Record]) -> Iterator[Event]:
+    """Give the events of one step; parameters, buffers and states are made in the first one and stay."""
+    records = tape.records
     first_work = next((one.begin_tick for one in tape.stretches if one.label == OPTIMIZER_STEP), tape.tick)
     makes_states = step == 0
-    for tick, index, is_made in sorted(changes):
+    for tick, index, is_made in changes:
+        record = records[index]
+        if step and record.kind in STANDING_KINDS:
+            continue
         if makes_states and tick > first_work:
             yield from (((-1, place), state.bytes) for place, state in enumerate(states))
             makes_states = False
-        yield (step, index), tape.records[index].bytes if is_made else None
+        yield (step, index), record.bytes if is_made else None

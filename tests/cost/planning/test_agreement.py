@@ -9,7 +9,10 @@ import headwise
 from headwise.config.presets import preset
 from headwise.cost.devices import DEVICES
 from headwise.cost.planner import unmodelled
+from headwise.cost.planning.catalogue import CATALOGUE
 from headwise.cost.planning.closed_form import ClosedForm
+from headwise.cost.planning.limits import with_length
+from headwise.cost.planning.option import Place
 from headwise.cost.planning.plan import plan
 from headwise.cost.planning.setup import Setup
 from headwise.cost.planning.verdict import Judge
@@ -20,6 +23,15 @@ from headwise.errors import HeadwiseError
 H100 = DEVICES["h100-80gb"]
 LLAMA = replace(preset("llama-3.2-1b"), blocks=preset("llama-3.2-1b").blocks[:2])
 GPT2 = replace(preset("gpt2"), blocks=preset("gpt2").blocks[:1])
+EAGER = {"attention": "eager", "dropout": False}
+PREDICTOR = ClosedForm()
+GIB = 2**30
+
+
+def of(name, workload):
+    """A step of a model of four layers."""
+    config = preset(name, head=True)
+    return Setup(config=replace(config, blocks=config.blocks[:4]), workload=Workload(**workload))
 
 
 class Holes(ClosedForm):
@@ -73,18 +85,36 @@ def test_all_that_one_answer_says_agrees(batch, share):
                 assert fits or not other_fits, ((one_batch, one_seq), (other_batch, other_seq))
 
 
-def test_a_change_that_frees_bytes_of_a_step_that_fits_fits_when_no_layers_are_left():
-    setup, predictor = Setup(config=LLAMA, workload=Workload(batch=2, seq=256, precision="bf16")), Holes()
-    device = roomy(predictor.step(setup).peak_bytes, 1.11)
-    judge = Judge(predictor, device, max_replayed_layers=0)
-    smaller = replace(setup, workload=replace(setup.workload, dropout=False))
-    longer = replace(setup, workload=replace(setup.workload, seq=257, accumulation=2))
-    assert predictor.step(smaller).peak_bytes <= predictor.step(setup).peak_bytes
-    verdicts = [judge.by_bounds(one).fits for one in (setup, smaller, longer)]
-    assert verdicts == ["tight", "tight", "tight"]
-    assert judge.with_reserved(setup).fits == "yes"
-    assert judge.fits(smaller) == "yes"
-    assert judge.fits(longer) == "tight"
+@pytest.mark.parametrize(
+    ("name", "device", "workload"),
+    [
+        ("gpt2", "mi300x", {"batch": 64, "seq": 1033, "optimizer": "momentum", "checkpoint": "full", **EAGER}),
+        ("bert-base", "v100-32gb", {"batch": 40, "seq": 512, "checkpoint": "full", "optimizer": "momentum"}),
+        ("gpt2", "a100-40gb", {"batch": 64, "seq": 512}),
+        ("gpt2", "t4", {"batch": 128, "seq": 1024, "phase": "prefill", **EAGER}),
+    ],
+    ids=str,
+)
+def test_what_a_plan_says_fits_a_replay_says_too(name, device, workload):
+    """Each change, list of changes and largest size that is "yes", asked by itself, with a replay."""
+    device = replace(DEVICES[device], memory_bytes=int(PREDICTOR.step(of(name, workload)).peak_bytes * 1.1) + 2 * GIB)
+    setup = of(name, workload)
+    judge = Judge(PREDICTOR, device)
+    planned = plan(PREDICTOR, setup, device)
+    place = Place(judge, num_devices=8)
+    options = {option.key: option for option in CATALOGUE}
+    asked = 0
+    for keys in [*((one.key,) for one in planned.changes if one.fits == "yes"), *(path.keys for path in planned.paths)]:
+        changed = setup
+        for key in keys:
+            changed = options[key].make(changed, place).setup
+        assert Judge(PREDICTOR, device).with_reserved(changed).fits == "yes", keys
+        asked += 1
+    sizes = [with_length(setup, planned.largest_seq)] if planned.largest_seq else []
+    if planned.largest_batch:
+        sizes.append(replace(setup, workload=replace(setup.workload, batch=planned.largest_batch)))
+    assert all(Judge(PREDICTOR, device).with_reserved(one).fits == "yes" for one in sizes)
+    assert asked > 4
 
 
 @pytest.mark.parametrize("phase", ["train", "prefill", "decode"])

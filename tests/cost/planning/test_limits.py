@@ -73,35 +73,31 @@ def test_the_largest_length_is_the_largest_that_bounds_say_fits(standing, each, 
 
 
 @settings(max_examples=15, deadline=None)
-@given(each=st.integers(2**27, GIB), holes=st.floats(0, 0.12), start=st.sampled_from([1, 8, 50]))
+@given(each=st.integers(2**27, GIB), holes=st.floats(0, 0.38), start=st.sampled_from([1, 8, 50]))
 def test_replays_find_the_largest_batch_where_there_are_few(each, holes, start):
     device = DEVICES["v100-32gb"]
     predictor = Formula(lambda batch, seq: each * batch, holes=holes)
     largest = largest_batch(predictor, at(batch=start, config=replace(BERT, blocks=BERT.blocks[:1])), device)
-    assert predictor.num_replays <= 6
+    assert predictor.num_replays <= 16
     judge = Judge(predictor, device, max_replayed_layers=2**20)
-    assert largest == 0 or judge.fits(at(batch=largest)) == "yes"
-    truth = next(batch for batch in range(1, 400) if judge.fits(at(batch=batch)) != "yes") - 1
-    assert truth - max(1, truth // 8) <= largest <= truth
+    assert largest == next(batch for batch in range(1, 400) if judge.fits(at(batch=batch)) != "yes") - 1
 
 
 @pytest.mark.parametrize("power", [20, 22, 24])
-def test_replays_end_also_where_the_first_guess_is_far_off(power):
-    """Holes of 12 % where 2 % are usual, and thousands of sizes between the bounds."""
+@pytest.mark.parametrize("holes", [0.0, 0.12, 0.37])
+def test_replays_end_also_where_the_first_guess_is_far_off(power, holes):
+    """Thousands of sizes between the bounds. The guess is off by at most 37 % of it: after steps of 1, 4 and 16 parts
+    of 64, and at the most one to the middle, 12 or more of 16 replays halve what is less than half of the sizes.
+    """
     device = DEVICES["v100-32gb"]
-    predictor = Formula(lambda batch, seq: 2**power * batch, holes=0.12)
+    predictor = Formula(lambda batch, seq: 2**power * batch, holes=holes)
     config = replace(BERT, blocks=BERT.blocks[:1])
     largest = largest_batch(predictor, at(config=config), device)
-    assert predictor.num_replays <= 6
+    assert predictor.num_replays <= 16
     judge = Judge(predictor, device, max_replayed_layers=2**20)
-    by_bounds = find_largest(
-        lambda batch: at(batch=batch, config=config),
-        Judge(predictor, replace(device, kind="cpu")),
-        start=1,
-        limit=2**20,
-    )
+    more = largest + max(1, largest >> 11)
     assert judge.fits(at(batch=largest, config=config)) == "yes"
-    assert 0.8 * by_bounds < largest < 1.2 * by_bounds
+    assert judge.fits(at(batch=more, config=config)) != "yes"
 
 
 def test_what_never_ends_is_bounded():

@@ -54,7 +54,7 @@ class ClosedForm:
         if setup.workload.device != "cuda":
             return None
         try:
-            replayed = replay(_events(setup), capacity_bytes=capacity_bytes)
+            replayed = replay(setup_events(setup), capacity_bytes=capacity_bytes)
         except UnsupportedError:
             return None
         return None if replayed.out_of_memory else replayed.reserved_peak_bytes
@@ -71,7 +71,8 @@ def _config_of(setup: Setup) -> ModelConfig:
     return setup.config
 
 
-def _events(setup: Setup) -> Iterator[Event]:
+def setup_events(setup: Setup) -> Iterator[Event]:
+    """Give the allocations and frees of a setup, as of `step_events`, or `sharded_events`."""
     config = _config_of(setup)
     if setup.sharding is None:
         return step_events(config, setup.workload)

@@ -11,9 +11,9 @@ from headwise.cost.results import Device, FitVerdict
 from headwise.cost.workload import MAX_TOKENS
 from headwise.errors import HeadwiseError
 
-MAX_REPLAYS = 6
+MAX_REPLAYS = 16
 """Sizes whose allocations one search replays at most,"""
-MAX_REPLAYED_LAYERS = 160
+MAX_LAYERS = 320
 """and the layers that it replays in all, about; one size is tried in any case."""
 NEIGHBOURS = 64
 """The second size is replayed at a distance of one in so many, the next ones at four times that each."""
@@ -77,10 +77,11 @@ def find_largest(make: Callable[[int], Setup], judge: Judge, *, start: int, limi
 
     None: the predictor ran out of time before it was found.
 
-    Bounds alone give the largest size that fits for certain. Some beyond it fit by a replay of the allocator: first one
-    that should if holes between blocks take as much as they do as a rule, then others at a distance of 1/64 and 4/64,
-    then between what fits and what does not; `MAX_REPLAYS` in all, fewer of deep models. What the judge has said of
-    smaller and larger sizes counts as found; and that the next size does not fit, it takes as said from then on.
+    Bounds alone give the largest size that fits for certain, by bisection. Some beyond it fit by a replay of the
+    allocator: first one is tried that should if holes between blocks take as much as they do as a rule, then others at
+    a distance of 1/64, 4/64 and on, then by bisection between what fits and what does not, to the end or until
+    `MAX_REPLAYS` have been made, of deep models fewer. What the judge has said of smaller and larger sizes counts as
+    found; and that the next size does not fit, it takes as said from then on.
 
     Args:
         make: from a size, the setup. One that the predictor cannot tell does not fit.
@@ -113,8 +114,7 @@ class _Sizes:
         self._shares: dict[int, float] = {}  # of the device that a size needs
         self.is_cut_short = False
         num_layers = getattr(make(1).config, "num_layers", 1)
-        self._max_replays = max(1, min(MAX_REPLAYS, MAX_REPLAYED_LAYERS // num_layers))
-        self._replays_left = self._max_replays
+        self._replays_left = max(1, min(MAX_REPLAYS, MAX_LAYERS // num_layers))
 
     def find_largest(self, start: int) -> int:
         """Return the largest size that is found to fit, or 0."""
@@ -181,20 +181,17 @@ class _Sizes:
         return low
 
     def _search_by_replays(self, low: int, guess: int) -> int:
-        """Return the largest size found to fit from one that does, or 0, by replays around a guess."""
-        distance = max(1, guess // NEIGHBOURS)
+        """Return the largest size found to fit from one that does, or 0: by replays around a guess, then bisection."""
         high = self._limit + 1
-        size = guess
+        size, distance = guess, max(1, guess // NEIGHBOURS)
+        has_replayed = False  # one that fits
         while low < size < high and self._replays_left:
-            fits = self._fits_replayed(size)
-            low, high = (size, high) if fits else (low, size)
-            is_near = self._replays_left > self._max_replays // 2
-            if fits:
+            if self._fits_replayed(size):
+                low, has_replayed = size, True
                 size = min(size + distance, self._limit) if high > self._limit else (low + high) // 2
-            elif is_near and low < size - distance:
-                size -= distance
-            else:  # rather too small than in vain: holes shun powers of two
-                size = max(_power_of_two((low + high) // 2), low + (high - low) // 4)
+            else:
+                high = size
+                size = (low + high) // 2 if has_replayed else max(size - distance, (low + high) // 2)
             distance *= 4
         return low
 
@@ -224,8 +221,3 @@ class _Sizes:
             return (low + high) // 2
         share = (1 - shares[low]) / (shares[high] - shares[low])
         return min(max(low + int(share * (high - low)), low + 1), high - 1)
-
-
-def _power_of_two(size: int) -> int:
-    """Return the largest power of two that is not above a size, 0 of 0."""
-    return 1 << size.bit_length() >> 1

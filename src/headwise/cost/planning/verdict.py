@@ -8,15 +8,17 @@ from headwise.cost.planning.said import Said
 from headwise.cost.planning.setup import Predictor, Setup
 from headwise.cost.results import Device, FitVerdict
 
-MAX_REPLAYED_LAYERS = 128
+MAX_REPLAYED_LAYERS = 256
 """Layers, over all replays of one judge: one takes a millisecond or two a layer, and a plan should take below a second.
 Afterwards bounds decide, on the safe side: "tight" may stand where a replay would have said "yes"."""
 
 MAX_LAYERS_WITHOUT_LIMIT = 48
 """Steps of more layers that cannot fit are not replayed to tell what they would reserve."""
 
-USUAL_HOLES_PERCENT = 2
-"""How much more than the peak a step needs as a rule: 1.6 % in the median, see `planner.HOLES_PERCENT`."""
+USUAL_HOLES_PERCENT = 4
+"""How much more than the peak a step needs as a rule: 3 to 4 % in the median of the replays of `planner`,"""
+USUAL_HOLES_OF_CHECKPOINTS_PERCENT = 12
+"""and 12 % in the median of those that checkpoint every layer."""
 
 
 class Judge:
@@ -32,8 +34,7 @@ class Judge:
     "tight" where the smaller one has been found not to fit; and the smaller one is "yes" where the larger one has been
     found to fit, since padded up to that one's size it is the same step.
 
-    When no layers are left to replay, a setup that bounds do not tell is "yes" if a replay has shown one to fit that is
-    as large or larger in batch, length and peak, as what a change frees bytes of; else "tight".
+    When no layers are left to replay, a setup that bounds do not tell is "tight".
 
     Args:
         predictor: tells the memory of a setup.
@@ -48,7 +49,6 @@ class Judge:
         self._by_bounds: dict[Setup, FitVerdict] = {}
         self._verdicts: dict[Setup, FitVerdict] = {}
         self._said = Said()
-        self._replayed: list[tuple[int, ...]] = []  # sizes of what fits by a replay, as of `_sizes`
 
     @property
     def num_judged(self) -> int:
@@ -69,11 +69,8 @@ class Judge:
         verdict = self._verdicts.get(setup)
         if verdict is None:
             verdict = self.by_bounds(setup)
-            if verdict.fits == "tight" and self.known(setup) is None:
-                if self._take_layers(setup):
-                    return self.replayed(setup)
-                if self._is_below_a_replayed_one(setup, verdict):
-                    verdict = replace(verdict, fits="yes")
+            if verdict.fits == "tight" and self.known(setup) is None and self._take_layers(setup):
+                return self.replayed(setup)
             verdict = self._say(setup, verdict)
         return verdict
 
@@ -102,7 +99,7 @@ class Judge:
         verdict = self._verdicts.get(setup) or self._by_bounds.get(setup)
         if verdict is None:
             peak_bytes = self.predictor.step(setup).peak_bytes
-            verdict = judge(peak_bytes, self.device, num_devices=_num_devices(setup))
+            verdict = judge(peak_bytes, self.device, num_devices=_num_devices(setup), workload=setup.workload)
             self._by_bounds[setup] = verdict
         return verdict
 
@@ -116,7 +113,6 @@ class Judge:
         is_open = verdict.fits != "no" and verdict.reserved_bytes is None and self.known(setup) is None
         if is_open and self.can_replay and (replayed := self._within_capacity(setup, verdict.peak_bytes)):
             verdict = replayed
-            self._replayed.append(_sizes(setup, verdict))
         return self._say(setup, verdict)
 
     def with_reserved(self, setup: Setup) -> FitVerdict:
@@ -141,7 +137,9 @@ class Judge:
         """Return what a judged step needs of the device if holes between its blocks take as much as they usually do."""
         peak_bytes, num_devices = verdict.peak_bytes, _num_devices(setup)
         parts = unmodelled(peak_bytes, self.device, reserved_bytes=peak_bytes, num_devices=num_devices)
-        holes = peak_bytes * USUAL_HOLES_PERCENT // 100
+        checkpoints_all = setup.workload.phase == "train" and setup.workload.checkpoint == "full"
+        percent = USUAL_HOLES_OF_CHECKPOINTS_PERCENT if checkpoints_all else USUAL_HOLES_PERCENT
+        holes = peak_bytes * percent // 100
         return peak_bytes + holes + sum(part.high for part in parts)
 
     def _within_capacity(self, setup: Setup, peak_bytes: int) -> FitVerdict | None:
@@ -163,10 +161,6 @@ class Judge:
         self._verdicts[setup] = verdict
         return verdict
 
-    def _is_below_a_replayed_one(self, setup: Setup, verdict: FitVerdict) -> bool:
-        own = _sizes(setup, verdict)
-        return any(all(size <= more for size, more in zip(own, sizes, strict=True)) for sizes in self._replayed)
-
     def _take_layers(self, setup: Setup) -> bool:
         """Say whether a setup may be replayed, and count its layers."""
         if not self.can_replay or _num_layers(setup) > self._layers_left:
@@ -182,11 +176,6 @@ def judge_setup(predictor: Predictor, setup: Setup, device: Device) -> FitVerdic
         HeadwiseError: the predictor cannot tell it.
     """
     return Judge(predictor, device)(setup)
-
-
-def _sizes(setup: Setup, verdict: FitVerdict) -> tuple[int, ...]:
-    """Return batch, length, peak and devices of a setup: what holes and all that is not modelled grow with."""
-    return setup.workload.batch, setup.workload.seq, verdict.peak_bytes, _num_devices(setup)
 
 
 def _num_layers(setup: Setup) -> int:
