@@ -8,15 +8,15 @@ from collections.abc import Iterator
 
 from headwise.config.model import ModelConfig
 from headwise.cost.allocator import replay
+from headwise.cost.collector import without_collections
 from headwise.cost.step.optimizers import OPTIMIZER_STEP, optimizer_states, trained_parameters
 from headwise.cost.step.play import Play, play_step
-from headwise.cost.step.tape import Record, Tape
+from headwise.cost.step.repeat import repeated_step
+from headwise.cost.step.repeat_events import STANDING_KINDS, changes_of, changes_of_tape, states_of
 from headwise.cost.workload import Workload
 from headwise.errors import UnsupportedError
 
 MAX_LISTED_LAYERS = 200  # about 150,000 events, and a few seconds
-
-STANDING_KINDS = ("parameter", "input")
 
 Event = tuple[tuple[int, int], int | None]
 """A key (step, tensor) with bytes: it is allocated; with None: it is freed."""
@@ -37,7 +37,7 @@ def predict_reserved(config: ModelConfig, workload: Workload, play: Play = play_
     """
     if workload.device != "cuda":
         raise UnsupportedError(f"torch reserves memory on CUDA alone; got device {workload.device!r}")
-    return replay(step_events(config, workload, play)).reserved_peak_bytes
+    return replay(repeated_events(config, workload, play)).reserved_peak_bytes
 
 
 def step_events(config: ModelConfig, workload: Workload, play: Play = play_step) -> Iterator[Event]:
@@ -49,40 +49,62 @@ def step_events(config: ModelConfig, workload: Workload, play: Play = play_step)
     Raises:
         UnsupportedError: the model has more than `MAX_LISTED_LAYERS` layers, those of an encoder included.
     """
+    _require_listed(config)
+    tape = play(config, config.blocks, workload)
+    first_work = next((one.begin_tick for one in tape.stretches if one.label == OPTIMIZER_STEP), tape.tick)
+    changes = []
+    for tick, index, is_made in sorted(changes_of_tape(tape)):
+        record = tape.records[index]
+        num_bytes = record.bytes if is_made else None
+        changes.append((index, num_bytes, record.kind in STANDING_KINDS, tick > first_work))
+    states = [state.bytes for one in trained_parameters(tape) for state in optimizer_states(one, workload)]
+    return _steps(changes, states, workload)
+
+
+def repeated_events(config: ModelConfig, workload: Workload, play: Play = play_step) -> Iterator[Event]:
+    """Give what `step_events` gives, from the play of few layers: numbers of tensors differ, and no more is played.
+
+    An optimizer that works on one parameter after another does so for the played layers alone.
+
+    Raises:
+        UnsupportedError: as of `step_events`.
+    """
+    _require_listed(config)
+    step = repeated_step(config, workload, play)
+    optimizer = step.moments.index(OPTIMIZER_STEP) if OPTIMIZER_STEP in step.moments else len(step.moments)
+    with without_collections():
+        changes = [
+            (number, num_bytes, is_standing, moment >= optimizer)
+            for moment, number, num_bytes, is_standing in changes_of(step)
+        ]
+    return _steps(changes, states_of(step, workload), workload)
+
+
+def _require_listed(config: ModelConfig) -> None:
     num_layers = config.num_layers + (len(config.encoder.blocks) if config.encoder else 0)
     if num_layers > MAX_LISTED_LAYERS:
         raise UnsupportedError(
             f"allocations are listed for models of at most {MAX_LISTED_LAYERS} layers; got {num_layers}: "
             "predict_step gives the peak of any depth"
         )
-    tape = play(config, config.blocks, workload)
-    states = [state for one in trained_parameters(tape) for state in optimizer_states(one, workload)]
-    changes = sorted(_changes(tape))
+
+
+def _steps(changes: list[tuple[int, int | None, bool, bool]], states: list[int], workload: Workload) -> Iterator[Event]:
+    """Give the events of the steps; parameters, buffers and states are made in the first one and stay.
+
+    Args:
+        changes: of one step in order: number of a tensor, its bytes or None, whether it stands from step to step, and
+            whether the optimizer is at work.
+        states: bytes of the optimizer's.
+        workload: of a training, two steps are listed.
+    """
     num_steps = 2 if workload.phase == "train" else 1
     for step in range(num_steps):
-        yield from _one_step(tape, changes, step, states)
-
-
-def _changes(tape: Tape) -> Iterator[tuple[int, int, bool]]:
-    """Give the ticks at which a step makes and frees tensors, by number; what stands from step to step is not freed."""
-    for index, record in enumerate(tape.records):
-        yield record.born, index, True
-        # What is found and goes is a cache, in whose place a longer one comes.
-        is_replaced = record.kind == "input" and record.freed is not None and record.freed <= tape.last_tick
-        if record.kind not in STANDING_KINDS or is_replaced:
-            yield tape.tick + 1 if record.freed is None else record.freed, index, False
-
-
-def _one_step(tape: Tape, changes: list[tuple[int, int, bool]], step: int, states: list[Record]) -> Iterator[Event]:
-    """Give the events of one step; parameters, buffers and states are made in the first one and stay."""
-    records = tape.records
-    first_work = next((one.begin_tick for one in tape.stretches if one.label == OPTIMIZER_STEP), tape.tick)
-    makes_states = step == 0
-    for tick, index, is_made in changes:
-        record = records[index]
-        if step and record.kind in STANDING_KINDS:
-            continue
-        if makes_states and tick > first_work:
-            yield from (((-1, place), state.bytes) for place, state in enumerate(states))
-            makes_states = False
-        yield (step, index), record.bytes if is_made else None
+        makes_states = step == 0
+        for number, num_bytes, is_standing, is_optimizing in changes:
+            if step and is_standing:
+                continue
+            if makes_states and is_optimizing:
+                yield from (((-1, place), state) for place, state in enumerate(states))
+                makes_states = False
+            yield (step, number), num_bytes

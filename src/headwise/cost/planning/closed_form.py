@@ -6,29 +6,40 @@ from functools import lru_cache
 from headwise.config.model import ModelConfig
 from headwise.cost.allocator import replay
 from headwise.cost.memory import predict_ledger, predict_step
-from headwise.cost.planning.setup import Setup
-from headwise.cost.reserved import Event, step_events
+from headwise.cost.planning.setup import OutOfTime, Setup
+from headwise.cost.reserved import Event, repeated_events
 from headwise.cost.results import Ledger, StepMemory
 from headwise.cost.sharding.predict import predict_sharded_ledger, predict_sharded_step, sharded_events
+from headwise.cost.step.repeat import count_played
 from headwise.cost.step_flops import step_flops
 from headwise.errors import UnsupportedError
 
 MAX_STEPS = 4096  # totals that are remembered: a plan asks for a few hundred
 MAX_LEDGERS = 32  # whole ledgers are large
+QUICK_LAYERS = 24
+"""Of published models fewer layers are played to tell a step: the others repeat them."""
+MAX_SLOW_LAYERS = 2500
+"""Layers beyond those that are played for one answer: some seconds."""
 
 
 class ClosedForm:
-    """The closed forms as a `Predictor`. What was told once is remembered."""
+    """The closed forms as a `Predictor`. What was told once is remembered.
+
+    Of a deep model whose layers do not repeat a step takes long to tell. Few are told then, the same on every machine:
+    the first in any case; when `MAX_SLOW_LAYERS` have been played others are refused.
+    """
 
     def __init__(self) -> None:
-        self._steps = lru_cache(MAX_STEPS)(_step)
-        self._ledgers = lru_cache(MAX_LEDGERS)(_ledger)
+        self._steps = lru_cache(MAX_STEPS)(self._step)
+        self._ledgers = lru_cache(MAX_LEDGERS)(self._ledger)
+        self._slow_layers = 0  # that were played
 
     def step(self, setup: Setup) -> StepMemory:
         """Return the totals of one device.
 
         Raises:
             UnsupportedError, ConfigError: as of `predict_step`, and of `predict_sharded_step`.
+            OutOfTime: enough layers were played.
         """
         return self._steps(setup)
 
@@ -37,6 +48,7 @@ class ClosedForm:
 
         Raises:
             UnsupportedError, ConfigError: as of `predict_ledger`, and of `predict_sharded_ledger`.
+            OutOfTime: as of `step`.
         """
         return self._ledgers(setup)
 
@@ -64,6 +76,31 @@ class ClosedForm:
         config, workload = _config_of(setup), setup.workload
         return step_flops(config, workload).hardware.dense * setup.num_copies
 
+    def _step(self, setup: Setup) -> StepMemory:
+        config = self._affordable(setup)
+        if setup.sharding is None:
+            return predict_step(config, setup.workload)
+        return predict_sharded_step(config, setup.workload, setup.sharding)
+
+    def _ledger(self, setup: Setup) -> Ledger:
+        config = self._affordable(setup)
+        if setup.sharding is None:
+            return predict_ledger(config, setup.workload)
+        return predict_sharded_ledger(config, setup.workload, setup.sharding)
+
+    def _affordable(self, setup: Setup) -> ModelConfig:
+        """Return the config of a setup whose layers may be played, and count them."""
+        config = _config_of(setup)
+        num_played = count_played(config.blocks)
+        if num_played > QUICK_LAYERS:
+            if self._slow_layers >= MAX_SLOW_LAYERS:
+                raise OutOfTime(
+                    f"left out to answer in time: {num_played} layers of {config.name} differ from those before them, "
+                    "and all are played to tell a step"
+                )
+            self._slow_layers += num_played
+        return config
+
 
 def _config_of(setup: Setup) -> ModelConfig:
     if setup.config is None:
@@ -72,22 +109,8 @@ def _config_of(setup: Setup) -> ModelConfig:
 
 
 def setup_events(setup: Setup) -> Iterator[Event]:
-    """Give the allocations and frees of a setup, as of `step_events`, or `sharded_events`."""
+    """Give the allocations and frees of a setup, as of `repeated_events`, or `sharded_events`."""
     config = _config_of(setup)
     if setup.sharding is None:
-        return step_events(config, setup.workload)
+        return repeated_events(config, setup.workload)
     return sharded_events(config, setup.workload, setup.sharding)
-
-
-def _step(setup: Setup) -> StepMemory:
-    config = _config_of(setup)
-    if setup.sharding is None:
-        return predict_step(config, setup.workload)
-    return predict_sharded_step(config, setup.workload, setup.sharding)
-
-
-def _ledger(setup: Setup) -> Ledger:
-    config = _config_of(setup)
-    if setup.sharding is None:
-        return predict_ledger(config, setup.workload)
-    return predict_sharded_ledger(config, setup.workload, setup.sharding)

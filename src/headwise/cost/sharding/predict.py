@@ -8,7 +8,7 @@ from typing import Any
 from headwise.config.checks import require_instance
 from headwise.config.model import ModelConfig
 from headwise.cost.memory import predict_ledger, predict_step
-from headwise.cost.reserved import Event, step_events
+from headwise.cost.reserved import Event, repeated_events
 from headwise.cost.results import Ledger, StepMemory
 from headwise.cost.sharding.checks import require_optimizer_of_shards, require_ring, require_split
 from headwise.cost.sharding.gathered import GatheringTape
@@ -64,7 +64,7 @@ def predict_sharded_step(config: ModelConfig, workload: Workload, sharding: Shar
 
 
 def sharded_events(config: ModelConfig, workload: Workload, sharding: Sharding) -> Iterator[Event]:
-    """Give one device's allocations and frees of two training steps, as `step_events` does, for `replay`.
+    """Give one device's allocations and frees of two training steps, as `repeated_events` does, for `replay`.
 
     Of zero1 the optimizer's states are there from the beginning.
 
@@ -72,13 +72,13 @@ def sharded_events(config: ModelConfig, workload: Workload, sharding: Sharding) 
         config, workload, sharding: as of `predict_sharded_ledger`.
 
     Raises:
-        UnsupportedError, ConfigError: as of `predict_sharded_ledger` and of `step_events`.
+        UnsupportedError, ConfigError: as of `predict_sharded_ledger` and of `repeated_events`.
     """
     plan = plan_of(config, workload, sharding)
     if sharding.kind == "zero1":
         states = _own_optimizer(plan, sharding)[0].states
         yield from (((-1, place), state.bytes) for place, state in enumerate(states))
-    yield from step_events(plan.config, plan.workload, plan.play)
+    yield from repeated_events(plan.config, plan.workload, plan.play)
 
 
 @dataclass(frozen=True)

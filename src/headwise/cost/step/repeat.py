@@ -6,16 +6,15 @@ cycle between. No cycle goes on from frozen layers to those that learn. A tensor
 may end a moment off the play of all, where the first or last layer is at its worst at another operation.
 """
 
-import gc
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from headwise.config.checks import require_instance
 from headwise.config.model import BlockConfig, ModelConfig
+from headwise.cost.collector import without_collections
 from headwise.cost.results import Kind
 from headwise.cost.step.freezing import frozen_layers, require_frozen
 from headwise.cost.step.instants import same_instants, worst_instants
@@ -68,6 +67,8 @@ class RepeatedStep:
     Attributes:
         lives: of every tensor that was played.
         moments: names of all moments of the whole step.
+        tape: the play.
+        inner_stretches: which stretch of a layer that stands for several is like that of a layer of its run.
         sends: what one device of several sends to others, each with how many operations of the whole step are like it.
     """
 
@@ -84,10 +85,11 @@ class RepeatedStep:
                 f"memory is predicted for models with at most {MAX_PLAYED_LAYERS} layers that do not repeat (all of an "
                 f"encoder beside a decoder); got {num_played}: give a model of fewer layers"
             )
-        with _without_collections():
-            tape = play(config, blocks, replace(workload, frozen_layers=len(frozen)))
+        with without_collections():
+            tape = self.tape = play(config, blocks, replace(workload, frozen_layers=len(frozen)))
         self.moments: tuple[str, ...] = ()  # set by the next line
         self._played = list(self._repeat_moments(tape, config.num_layers, border))
+        self.inner_stretches = self._like_inner(tape)
         self.lives = [self._renamed(life) for life in self._lives(tape, workload)]
         sends = tape.sends if isinstance(tape, SendingTape) else []
         self.sends: list[tuple[Send, int]] = [(one, len(self.shifts(_split_owner(one.owner)[0]))) for one in sends]
@@ -134,10 +136,27 @@ class RepeatedStep:
         """Return whose a life is when it is shifted."""
         return life.owner if life.layer is None else f"layer {life.layer + shift}{life.part}"
 
+    def layer_of(self, record: Record) -> int | None:
+        """Return the played layer that a record belongs to, or None."""
+        return _split_owner(record.owner)[0]
+
+    def is_of_layer(self, stretch: int) -> bool:
+        """Tell whether a played stretch is a layer's."""
+        return self._played[stretch].direction != 0
+
+    def layer_of_stretch(self, stretch: int) -> int:
+        """Return the played layer whose stretch it is; 0 for one of no layer."""
+        return self._played[stretch].layer
+
+    def first_moment(self, stretch: int) -> int:
+        """Return the moment that a played stretch is, of those that it stands for the one of the lowest layer."""
+        moment = self._played[stretch]
+        return moment.place + moment.direction * (moment.layer + self._shifts[moment.layer][0])
+
     def _lives(self, tape: Tape, workload: Workload) -> Iterator[Life]:
         # Of a layer that stands for several the neighbours are layers like itself, so that in the first and last one
         # what counts for it is the instant that is the worst in the layer between.
-        own, inner = worst_instants(tape), same_instants(tape, self._like_inner(tape))
+        own, inner = worst_instants(tape), same_instants(tape, self.inner_stretches)
         for record in tape.records:
             layer, part = _split_owner(record.owner)
             span = _stretches_of(record, inner if len(self.shifts(layer)) > 1 else own)
@@ -173,6 +192,15 @@ class RepeatedStep:
     def span(self, layer: int | None, born: int, last: int | None, shift: int) -> tuple[int, int | None]:
         """Return the moments from which, and before which, the life of a tensor of a layer lasts when it is shifted."""
         return self._place(born, layer, shift), None if last is None else self._place(last, layer, shift) + 1
+
+    def places(self, played: int, layer: int | None) -> Sequence[int]:
+        """Return where a played moment stands for each of the layers that a layer stands for."""
+        shifts = self.shifts(layer)
+        first = self._place(played, layer, shifts[0])
+        if len(shifts) == 1:
+            return (first,)
+        step = self._place(played, layer, shifts[1]) - first
+        return range(first, first + len(shifts) * step, step) if step else (first,) * len(shifts)
 
     def _place(self, played: int, layer: int | None, shift: int) -> int:
         """Return where a played moment stands for a life of a layer: a neighbour of that layer is shifted with it.
@@ -221,16 +249,9 @@ def repeated_step(config: ModelConfig, workload: Workload, play: Play = play_ste
     return _repeated_step(config, workload, play)
 
 
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """Hold off Python's collector of cycles: a play makes many thousand small objects, and no garbage among them."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+def count_played(blocks: Sequence[BlockConfig]) -> int:
+    """Return how many of a model's layers are played to tell a step of it."""
+    return sum(min(times, 3) * len(cycle) for cycle, times in find_cycles(blocks))
 
 
 def find_cycles(blocks: Sequence[BlockConfig]) -> list[tuple[list[BlockConfig], int]]:
