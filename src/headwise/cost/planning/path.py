@@ -12,7 +12,7 @@ from headwise.cost.planning.results import Change, Path
 from headwise.cost.planning.setup import Predictor, Setup
 from headwise.cost.planning.verdict import Judge
 from headwise.cost.results import Device
-from headwise.cost.step.repeat import find_cycles
+from headwise.cost.step.repeat import count_played
 from headwise.errors import HeadwiseError
 
 MAX_LENGTH = 4  # changes in a path
@@ -73,9 +73,7 @@ def find_paths(
 
 def _num_played(setup: Setup) -> int:
     """Return how many layers are played to judge a setup once."""
-    if setup.config is None:
-        return 1
-    return sum(min(times, 3) * len(cycle) for cycle, times in find_cycles(setup.config.blocks))
+    return 1 if setup.config is None else count_played(setup.config.blocks)
 
 
 @dataclass(frozen=True)

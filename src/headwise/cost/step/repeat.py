@@ -1,9 +1,10 @@
 """RepeatedStep: the step of a deep model, from the play of few of its layers.
 
-Equal layers live alike, also where several kinds alternate. Of a cycle of layers that comes many times in a row, three
-are played (the first, one for all in between, the last), and the lives of the middle one's tensors are shifted to every
-cycle between. No cycle goes on from frozen layers to those that learn. A tensor of the outermost of the layers between
-may end a moment off the play of all, where the first or last layer is at its worst at another operation.
+Equal layers live alike, also where several kinds alternate. Of equal layers in a row, three are played (the first, one
+for all in between, the last), and the lives of the middle one's tensors are shifted to every layer between. Of a cycle
+of layers that comes many times in a row two turns are played, where one turn, from the second layer on, stands for all
+in between. No cycle goes on from frozen layers to those that learn. A tensor of the outermost of the layers between may
+end a moment off the play of all, where the first or last layer is at its worst at another operation.
 """
 
 import re
@@ -100,12 +101,12 @@ class RepeatedStep:
         place = border
         for cycle, times in find_cycles(layers):
             width, shift = len(cycle), place - len(self._shifts)
-            chosen += min(times, 3) * cycle
-            once = range(shift, shift + 1)
-            if times > 3:
-                last = shift + (times - 3) * width
-                middle = range(shift, last + 1, width)
-                self._shifts += [*width * [once], *width * [middle], *width * [range(last, last + 1)]]
+            count = min(times, _cycles_to_play(width))
+            chosen += count * cycle
+            once, last = range(shift, shift + 1), shift + (times - count) * width
+            if times > count:
+                rest = (count - 1) * width - 1
+                self._shifts += [once, *width * [range(shift, last + 1, width)], *rest * [range(last, last + 1)]]
             else:
                 self._shifts += times * width * [once]
             run = self._runs[-1] + 1 if self._runs else 0
@@ -251,7 +252,12 @@ def repeated_step(config: ModelConfig, workload: Workload, play: Play = play_ste
 
 def count_played(blocks: Sequence[BlockConfig]) -> int:
     """Return how many of a model's layers are played to tell a step of it."""
-    return sum(min(times, 3) * len(cycle) for cycle, times in find_cycles(blocks))
+    return sum(min(times, _cycles_to_play(len(cycle))) * len(cycle) for cycle, times in find_cycles(blocks))
+
+
+def _cycles_to_play(width: int) -> int:
+    """Return how often a cycle of so many layers must come to have a layer before and one behind a whole turn of it."""
+    return 3 if width == 1 else 2
 
 
 def find_cycles(blocks: Sequence[BlockConfig]) -> list[tuple[list[BlockConfig], int]]:
@@ -272,8 +278,9 @@ def find_cycles(blocks: Sequence[BlockConfig]) -> list[tuple[list[BlockConfig], 
             while end < len(kinds) and kinds[end] == kinds[end - width]:
                 end += 1
             times = (end - place) // width
-            if (times - 3) * width > most_saved:
-                best, most_saved = (width, times), (times - 3) * width
+            saved = (times - _cycles_to_play(width)) * width
+            if saved > most_saved:
+                best, most_saved = (width, times), saved
         width, times = best
         cycles.append((list(blocks[place : place + width]), times))
         place += width * times
