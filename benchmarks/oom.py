@@ -11,13 +11,23 @@ The truth is the tensor that failed. A candidate names it if the tensor's own na
 kind of moment and in the same dtype. `--sums` adds up blocks in place of the replay, and draws at random what is
 reserved beside them.
 
-What could any solver reach? 35 cases of seed 0 in which only the model is told, and which a solver by the bytes in use
-alone did not put first (18 not even second), were looked at with the drawing's own distribution as the prior: of each,
-the true step and the 50 to 60 likeliest others were replayed, and those kept whose message is the same to the last
-digit. The true tensor is first in 32 of the 35 and second in the other 3: what is reserved and free tells nearly all
-apart. That holds where the device does what the model of the allocator does, as it does here by construction: the same
-model writes the messages and replays the likeliest steps in the solver. On a device libraries take blocks too, and what
-the solver reaches there without an agreeing replay is nearer to `--sums`.
+How batches are drawn: three in five a power of two up to 128, three in twenty any up to 48; an eighth are multiples of
+10, 25 or 50 up to 1000, and an eighth any up to 1024, as many in each octave. The solver tries some batches at any
+length and any batch at some lengths (`priors`): two in five of the drawn ones are no power of two, some of them neither
+a batch nor a length of those. How likely the solver takes each to be is judgement and was not fitted to this drawing.
+
+Measured on 2026-11-30, `--seed 0 --cases 500`, the solver developed on seeds 1 to 5: the true tensor is first in 96.8 %
+of the cases, first or second in 98.6 % (97.6 % of the 288 of which only the model is told, all of the others); 99.0 %
+where the batch is a power of two and 98.0 % of the 202 others. Batch and length are first in 75.5 % and listed in
+92.9 %: texts of the same number of tokens in all can often not be told apart. Half of the cases took under 1.8 s.
+
+What bounds it? The time given to replays. Of the 7 cases that are missed 6 are of presets; for these all of the 256
+likeliest steps were replayed. None but the true one fails with the figures of the message, so that what is reserved and
+free would tell them all apart; but the true step is 20th of the 256 in one, where time ran out before, and not among
+them in five, with an unusual batch or length: (11, 256), (23, 576) or (41, 512). That holds where the device does
+what the model of the allocator does, as it does here by construction: the same model writes the messages and replays
+the likeliest steps in the solver. On a device libraries take blocks too, and what the solver reaches there without an
+agreeing replay is nearer to `--sums`.
 """
 
 import argparse
@@ -129,8 +139,15 @@ def invent_config(rng: random.Random) -> ModelConfig:
 
 
 def draw_batch(rng: random.Random) -> int:
-    """Draw a batch: mostly a power of two."""
-    return 2 ** rng.randint(0, 7) if rng.random() < 0.75 else rng.randint(1, 48)
+    """Draw a batch: mostly a power of two, some small ones, an eighth round ones and an eighth any up to 1024."""
+    kind = rng.random()
+    if kind < 0.6:
+        return 2 ** rng.randint(0, 7)
+    if kind < 0.75:
+        return rng.randint(1, 48)
+    if kind < 0.875:
+        return rng.choice((10, 25, 50)) * rng.randint(1, 20)
+    return round(2 ** rng.uniform(0, 10))
 
 
 def draw_seq(rng: random.Random, config: ModelConfig) -> int:
@@ -360,6 +377,10 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the shares of the cases in which the tensor is first, and first or second, by what was told."""
     kinds = ("all", "nothing", "batch", "seq", "precision", "operation")
     by_kind = {kind: [row for row in rows if kind in ("all", row["told"])] for kind in kinds}
+    by_batch: dict[str, list[bool]] = {"power of two": [], "other": []}
+    for row in rows:
+        batch = row["workload"]["batch"]
+        by_batch["other" if batch & (batch - 1) else "power of two"].append(row["rank"] in (1, 2))
     pairs = [row for row in rows if row["pair_is_listed"] is not None]
     return {
         "cases": len(rows),
@@ -367,6 +388,7 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "first or second": {
             kind: _share(row["rank"] in (1, 2) for row in some) for kind, some in by_kind.items() if some
         },
+        "first or second by batch": {kind: _share(iter(some)) for kind, some in by_batch.items() if some},
         "batch and length first": _share(row["pair_is_first"] for row in pairs),
         "batch and length listed": _share(row["pair_is_listed"] for row in pairs),
         "ranks": dict(sorted(Counter(str(row["rank"]) for row in rows).items())),

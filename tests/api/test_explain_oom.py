@@ -1,7 +1,9 @@
 """explain_oom around a step: the error that comes out is the step's own, with the answer attached."""
 
+import asyncio
 import contextlib
 import gc
+import inspect
 import subprocess
 import sys
 import traceback
@@ -180,6 +182,70 @@ def test_it_is_a_decorator_too(asked):
         with pytest.raises(torch.OutOfMemoryError):
             step()
         assert len(asked) == number
+
+
+def test_a_decorated_coroutine_is_watched_while_it_runs(asked):
+    @explain_oom()
+    async def step(error):
+        """Step once."""
+        await asyncio.sleep(0)
+        raise error
+
+    error = torch.OutOfMemoryError(ON_GPU)
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        asyncio.run(step(error))
+    assert raised.value is error and len(error.__notes__) == 1
+    assert inspect.iscoroutinefunction(step) and step.__doc__ == "Step once."
+
+
+def test_a_decorated_generator_is_watched_from_value_to_value(asked):
+    @explain_oom()
+    def steps():
+        given = yield 1
+        try:
+            yield given
+        except ValueError as error:
+            yield repr(error)
+        raise torch.OutOfMemoryError(ON_GPU)
+
+    running = steps()
+    assert [next(running), running.send(5), running.throw(ValueError("of ours"))] == [1, 5, "ValueError('of ours')"]
+    assert asked == []
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        next(running)
+    assert len(asked) == len(raised.value.__notes__) == 1
+
+
+def test_a_decorated_async_generator_is_watched_and_closed(asked):
+    closed = []
+
+    @explain_oom()
+    async def steps(is_failing):
+        try:
+            given = yield 1
+            try:
+                yield given
+            except ValueError as error:
+                yield repr(error)
+            if is_failing:
+                raise torch.OutOfMemoryError(ON_GPU)
+        finally:
+            closed.append(is_failing)
+
+    async def run():
+        running = steps(True)
+        values = [await anext(running), await running.asend(5), await running.athrow(ValueError("of ours"))]
+        assert values == [1, 5, "ValueError('of ours')"] and asked == []
+        with pytest.raises(torch.OutOfMemoryError) as raised:
+            await anext(running)
+        assert len(asked) == len(raised.value.__notes__) == 1
+        left = steps(False)
+        await anext(left)
+        await left.aclose()
+        assert closed == [True, False]
+        assert [value async for value in steps(False)] == [1, None]
+
+    asyncio.run(run())
 
 
 def test_the_tensors_of_a_failed_step_go_with_its_error():

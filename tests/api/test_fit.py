@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 import headwise
+from headwise.api import traced_fit
 from headwise.cost.devices import DEVICES, find_device
 from headwise.cost.memory import predict_step
 from headwise.cost.planning.closed_form import ClosedForm
@@ -200,7 +201,12 @@ def test_sharding_weighs_one_of_the_devices():
     assert sharded.peak_bytes < alone.peak_bytes / 2
 
 
-def test_a_family_without_a_closed_form_is_traced(tmp_path):
+@pytest.fixture
+def few_traces(monkeypatch):
+    monkeypatch.setattr(traced_fit, "MAX_TRACES", 4)
+
+
+def test_a_family_without_a_closed_form_is_traced(tmp_path, few_traces):
     content = {"model_type": "bloom", "hidden_size": 32, "n_layer": 1, "n_head": 2, "vocab_size": 97}
     path = tmp_path / "config.json"
     path.write_text(json.dumps(content))
@@ -215,7 +221,7 @@ def test_a_family_without_a_closed_form_is_traced(tmp_path):
     assert (fused.applies, "eager attention only" in fused.why) == (False, True)
 
 
-def test_a_module_of_the_users_own_is_traced(tmp_path, monkeypatch):
+def test_a_module_of_the_users_own_is_traced(tmp_path, monkeypatch, few_traces):
     (tmp_path / "users_model.py").write_text(
         "from torch import nn\n"
         "class Tagger(nn.Module):\n"
@@ -232,14 +238,21 @@ def test_a_module_of_the_users_own_is_traced(tmp_path, monkeypatch):
     assert plan.model.name == "Tagger"
     assert any("layer" in entry.owner for entry in plan.ledger.entries)
     assert plan.fits == "yes"
-    assert plan.largest_batch > 10_000, "the search has not ended with its traces"
+    assert plan.largest_batch > 10_000 and plan.largest_seq > 10_000, "the search has not ended with its traces"
+
+
+def test_a_prefill_checkpoints_nothing_and_needs_no_trace_for_it():
+    asked = {"head": True, "phase": "prefill", "gpu": "t4", "seq": 61}
+    checkpointed, plain = headwise.fit("t5-small", checkpoint="full", **asked), headwise.fit("t5-small", **asked)
+    assert checkpointed.source_of == "config"
+    assert checkpointed == plain
 
 
 def test_what_cannot_be_is_one_clear_line(tmp_path):
     cases = [
         (ConfigError, "no device", {"gpu": "v10032gb"}),
         (ConfigError, "memory of a GPU", {"gpu_memory": "much"}),
-        (ConfigError, "kind of a sharding", {"shard": "zero4"}),
+        (ConfigError, 'shard must be "zero1"', {"shard": "zero4"}),
         (ConfigError, "num_gpus", {"num_gpus": 1}),
         (ConfigError, "phase", {"phase": "dream"}),
         (ConfigError, "batch", {"batch": 0}),

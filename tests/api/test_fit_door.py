@@ -3,8 +3,19 @@
 import pytest
 
 import headwise
-from headwise.api.fit_door import check_flags, check_paths, check_progress, check_step, check_sweep, find_fit_device
+from headwise.api.fit_door import (
+    adapters_of,
+    check_devices,
+    check_flags,
+    check_paths,
+    check_progress,
+    check_step,
+    check_sweep,
+    find_fit_device,
+)
+from headwise.config.presets import preset
 from headwise.cost.devices import DEVICES
+from headwise.cost.workload import Lora
 from headwise.errors import ConfigError
 
 GIB = 2**30
@@ -51,6 +62,27 @@ def test_unknown_fields_of_a_step_are_named_with_those_that_there_are():
 def test_two_ranks_are_refused():
     assert "lora_rank" in refused(check_step, {"lora": object()}, lora_rank=8)
     check_step({"lora": None}, lora_rank=8)
+
+
+@pytest.mark.parametrize("rank", [0, -1, True, 2**40])
+def test_a_rank_that_is_none_is_refused_by_the_name_it_was_given_by(rank):
+    assert refused(check_step, {}, lora_rank=rank).startswith("lora_rank must be ")
+
+
+@pytest.mark.parametrize("num_gpus", [0, 1, -3, 2.0, None, True, 2**30])
+def test_a_step_is_spread_over_two_devices_at_least(num_gpus):
+    for shard in (None, "zero3"):
+        assert refused(check_devices, num_gpus, shard=shard).startswith("num_gpus must be ")
+    check_devices(2, shard="tensor")
+    assert refused(check_devices, 8, shard="fsdp").startswith('shard must be "zero1" or ')
+
+
+def test_a_model_without_queries_and_values_of_its_own_is_told_what_to_do():
+    text = refused(adapters_of, preset("deepseek-v3"), 8)
+    assert text.startswith("lora_rank needs a model that projects queries and values")
+    assert "deepseek-v3 does not: leave it out, or " in text
+    assert adapters_of(preset("gpt2"), 8) == adapters_of(None, 8) == Lora(rank=8, targets=("q_proj", "v_proj"))
+    assert adapters_of(preset("deepseek-v3"), None) is None
 
 
 @pytest.mark.parametrize("sweep", ["batch=1..4", b"batch=1..4", 5, [5], ["batch=1..4", None]])

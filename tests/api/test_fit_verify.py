@@ -1,6 +1,7 @@
 """verify_changes: what each change of a plan does to a small model of the same build, run here."""
 
 import json
+import logging
 from dataclasses import replace
 
 import pytest
@@ -51,6 +52,25 @@ def test_the_small_step_moves_as_the_large_one_does(bert):
     assert freed(bert, "fused-step") == 0
 
 
+@pytest.mark.parametrize("name", ["llama-2-7b", "mistral-7b"])
+def test_changes_of_the_model_are_made_to_the_small_one(name, monkeypatch):
+    options = [one for one in headwise.api.fit_verify.CATALOGUE if one.key in ("heads", "kv-heads", "window")]
+    monkeypatch.setattr(headwise.api.fit_verify, "CATALOGUE", tuple(options))
+    monkeypatch.setattr(headwise.api.fit_verify, "_trials", lambda small, base: iter(()))
+    found = verify_changes(name, replace(STEP, attention="eager"))
+    assert found.holds, found
+    # Of mistral's small copy two heads share a key/value head, of which there is one; llama has no windows.
+    assert [row.key for row in found.changes] == ["base", "heads", "window" if name == "mistral-7b" else "kv-heads"]
+    assert all(freed(found, row.key) != 0 for row in found.changes[1:] if row.key != "window")
+
+
+def test_a_change_that_a_config_has_no_key_for_is_named(bert):
+    assert any(
+        note.startswith("Not run here: 1 key/value head in place of 4: its config has no key") for note in bert.notes
+    )
+    assert "heads" in [row.key for row in bert.changes] and "kv-heads" not in [row.key for row in bert.changes]
+
+
 def test_where_logits_dominate_the_small_step_says_so_too():
     llama = verify_changes("llama-3.2-1b", replace(STEP, batch=4, seq=4096, checkpoint="full"))
     assert llama.holds, llama
@@ -69,14 +89,35 @@ def test_an_optimizer_that_torch_lacks_is_replaced_and_said_so(few_changes):
     assert verification.holds
 
 
-def test_a_family_without_a_closed_form_is_held_against_its_trace(tmp_path, few_changes):
+NEO = {"model_type": "gpt_neo", "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]}
+BLOOM = {"model_type": "bloom", "n_layer": 2, "n_head": 4}
+
+
+@pytest.mark.parametrize(("content", "is_read"), [(NEO, False), (BLOOM, True)], ids=["gpt_neo", "bloom"])
+def test_a_family_without_a_closed_form_is_held_against_its_trace(tmp_path, few_changes, content, is_read):
     path = tmp_path / "config.json"
-    content = {"model_type": "gpt_neo", "hidden_size": 64, "num_layers": 4, "num_heads": 4, "vocab_size": 997}
-    path.write_text(json.dumps(content | {"attention_types": [[["global", "local"], 1]]}))
+    path.write_text(json.dumps(content | {"hidden_size": 64, "vocab_size": 997}))
     verification = verify_changes(path, Workload(batch=2, seq=32, attention="eager"))
     assert verification.holds, verification
     assert {"checkpoint-full", "batch", "seq"} <= {row.key for row in verification.changes}
-    assert any("closed form" in note for note in verification.notes)
+    assert any("closed form" in note for note in verification.notes) is not is_read
+
+
+def test_what_transformers_warns_of_at_each_run_is_not_shown(tmp_path, monkeypatch):
+    fused = [option for option in headwise.api.fit_verify.CATALOGUE if option.key == "sdpa"]
+    monkeypatch.setattr(headwise.api.fit_verify, "CATALOGUE", tuple(fused))
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(BLOOM | {"hidden_size": 64, "vocab_size": 97}))
+    shown = []
+    handler = logging.Handler()
+    handler.emit = shown.append
+    logger = logging.getLogger("transformers")
+    logger.addHandler(handler)
+    try:
+        verify_changes(path, Workload(batch=2, seq=32, attention="eager"))
+    finally:
+        logger.removeHandler(handler)
+    assert shown == []
 
 
 def test_a_wrong_prediction_is_found_out(monkeypatch, few_changes):

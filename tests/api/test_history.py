@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headwise.api import history
 from headwise.api.fit_results import TrackedAccuracy, TrackedStep
-from headwise.api.history import MAX_HISTORY_BYTES, open_history, read_history, summarise_history
+from headwise.api.history import list_recent, open_history, read_history, summarise_history
 from headwise.errors import HeadwiseError, OutputError
 
 STEP = TrackedStep(
@@ -169,12 +170,36 @@ def test_what_is_no_file_cannot_be_read(tmp_path, place):
         read_history(tmp_path / place)
 
 
-def test_a_file_of_endless_length_is_refused(tmp_path):
+def test_of_a_long_history_the_last_whole_lines_are_read(tmp_path, monkeypatch):
+    path = tmp_path / "steps.jsonl"
+    steps = [replace(STEP, batch=batch) for batch in range(1, 8)]
+    keep(path, *steps)
+    sizes = [len(line) for line in path.read_bytes().splitlines(keepends=True)]
+    for num_bytes, num_read in ((sum(sizes[-3:]), 3), (sum(sizes[-3:]) - 1, 2), (sum(sizes[-3:]) + 1, 3), (1, 0)):
+        monkeypatch.setattr(history, "MAX_READ_BYTES", num_bytes)
+        assert read_history(path) == (
+            tuple(steps[len(steps) - num_read :]),
+            ("Of the history the last 0 MiB are read.",),
+        )
+    monkeypatch.setattr(history, "MAX_READ_BYTES", sum(sizes))
+    assert read_history(path) == (tuple(steps), ())
+
+
+def test_a_file_of_endless_length_is_read_from_its_end(tmp_path):
     path = tmp_path / "steps.jsonl"
     with path.open("wb") as file:
-        file.truncate(MAX_HISTORY_BYTES + 1)
-    with pytest.raises(HeadwiseError, match="must be at most 64 MiB"):
-        read_history(path)
+        file.truncate(2**40)
+    with path.open("ab") as file:
+        file.write(b"\nx\n" + json.dumps(STEP.to_dict()).encode())
+    steps, (_, note) = read_history(path)
+    assert steps == (STEP,)
+    assert note == "Of the history one line is left out: cut short, or not written by headwise."
+
+
+def test_an_answer_lists_the_last_steps():
+    steps = tuple(replace(STEP, batch=batch) for batch in range(1, 107))
+    assert list_recent(steps) == (steps[6:], ("Of 106 steps of the history the last 100 are listed.",))
+    assert list_recent(steps[:100]) == (steps[:100], ())
 
 
 def test_errors_are_summed_up_by_device():

@@ -1,6 +1,7 @@
 """headwise.oom: from the text of an error to the tensor, what was alive, and the changes, beside `fit` of that step."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from torch import nn
@@ -234,9 +235,24 @@ def test_a_device_in_hand_counts():
 
 
 def test_a_step_that_cannot_be_reckoned_leaves_the_rest_of_the_answer():
-    answer = oom(NO_SIZE, model="bert-base", batch=2, seq=64, phase="decode")
+    answer = oom(NO_SIZE, model=replace(preset("gpt2"), model_type="bloom"), batch=2, seq=64)
     assert answer.evidence and answer.changes == ()
     assert answer.notes[-1].startswith("No changes are reckoned: ")
+
+
+@pytest.mark.parametrize(
+    ("model", "known", "text"),
+    [
+        ("bert-base", {"phase": "decode"}, "bert-base is an encoder"),
+        ("bert-base", {"loss": "cross_entropy"}, "needs a language-model head"),
+        ("vit-b-16", {"seq": 5}, "must be its number of tokens, 196 patches and the class token = 197; got 5"),
+        ("gpt2", {"num_gpus": 1}, "num_gpus must be between 2 and"),
+    ],
+)
+def test_what_is_known_is_refused_where_fit_refuses_it(model, known, text):
+    for ask in (lambda: oom(FLAGSHIP, model=model, **known), lambda: headwise.fit(model, gpu="t4", **known)):
+        with pytest.raises(ConfigError, match=text):
+            ask()
 
 
 def test_a_file_is_read_and_a_missing_one_is_named(tmp_path):

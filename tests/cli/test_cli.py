@@ -1,12 +1,15 @@
 """The command line as its users meet it: exit codes, one-line refusals, JSON alone on stdout."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from headwise.cli.interrupts import heed_interrupts
 from headwise.cli.main import main
 
 
@@ -157,6 +160,62 @@ def test_control_characters_and_endless_names_do_not_reach_the_terminal(capsys):
     assert capsys.readouterr().err.rstrip("\n").isprintable()
     assert main(["count", "x" * 20_000]) == 2
     assert len(capsys.readouterr().err) < 2100
+
+
+def test_the_reason_stands_behind_a_long_name(capsys, tmp_path):
+    long_words = " ".join(["part"] * 1000)
+    for name in ("x" * 5000, f"{tmp_path}/{'x' * 5000}.json", long_words, f"./{long_words}/config.json"):
+        assert main(["count", name]) == 2
+        line = capsys.readouterr().err
+        assert "MODEL must be" in line or "cannot be looked up: File name too long" in line
+        assert "..." in line and len(line) < (2100 if " " in name else 700)
+    assert main(["report", "gpt2", "--out", f"{tmp_path}/{'x' * 5000}.html"]) == 2
+    assert "File name too long; name a file in a folder that can be written" in capsys.readouterr().err
+
+
+def test_a_refusal_names_options_of_the_command_line(capsys, tmp_path):
+    assert main(["fit", "gpt2", "--lora-rank", "0"]) == 2
+    assert capsys.readouterr().err.startswith("headwise: --lora-rank must be between 1 and")
+    assert main(["fit", "gpt2", "--frozen-layers", "3", "--lora-rank", "3"]) == 2
+    assert capsys.readouterr().err.startswith("headwise: --frozen-layers must be 0 beside lora")
+    for path in ("./lora_rank", "lora_rank/gpu_memory.json", f"{tmp_path}/num_gpus.json"):  # the user's own words
+        assert main(["count", path]) == 2
+        assert path in capsys.readouterr().err
+    assert main(["report", "--text", f"{tmp_path}/lora_rank"]) == 2
+    assert f"{tmp_path}/lora_rank cannot be read" in capsys.readouterr().err
+
+
+INTERRUPTED = """
+import sys
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupting())
+from headwise.cli.main import main
+sys.exit(main(["fit", "gpt2", "--gpu", "t4"]))
+"""
+
+
+@pytest.mark.parametrize(
+    "module", ["headwise.cli.run", "typer", "headwise.api.catalogue", "headwise.cost.planning.plan"]
+)
+def test_an_interrupt_while_modules_are_imported_ends_cleanly(module):
+    result = subprocess.run([sys.executable, "-c", INTERRUPTED, module], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
+
+
+class Last:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupt_is_not_lost_in_a_finaliser():
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), heed_interrupts():
+        Last()  # is gone at once
+        time.sleep(30)
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_what_a_users_module_prints_does_not_mix_with_the_answer(capsys, tmp_path, monkeypatch):

@@ -124,10 +124,17 @@ def test_an_endless_standard_input_is_left(capsys, monkeypatch):
     assert "must end within" in capsys.readouterr().err
 
 
-def test_a_terminal_that_tells_no_width_still_gets_the_answer(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "0")
-    assert main(["oom", "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8589934592 bytes."]) == 0
-    assert "8.00 GiB" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("columns", "width"),
+    [("0", 80), ("-3", 80), ("many", 80), ("²", 80), ("9" * 5000, 80), ("5", 60), ("40", 60), ("72", 72), ("100", 100)],
+)
+def test_an_answer_is_readable_in_a_terminal_of_any_width(capsys, monkeypatch, columns, width):
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("LINES", columns)
+    assert main(["oom", MESSAGE]) == 0
+    printed = capsys.readouterr().out
+    assert "CUDA ran out of memory: " in printed
+    assert width - 12 < max(map(len, printed.splitlines())) <= width
 
 
 @pytest.mark.parametrize(
@@ -140,13 +147,17 @@ def test_a_terminal_that_tells_no_width_still_gets_the_answer(capsys, monkeypatc
         (["fit", "small.json", "--optimizer", "adagrad"], "optimizer must be"),
         (["fit", "small.json", "--batch", "0"], "batch must be"),
         (["fit", "small.json", "--seq", "9" * 30], "seq"),
-        (["fit", "small.json", "--shard", "fsdp"], "kind of a sharding"),
+        (["fit", "small.json", "--shard", "fsdp"], 'shard must be "zero1"'),
         (["fit", "small.json", "--sweep", "batch=1..4", "length=3"], "batch or seq"),
         (["fit", "small.json", "--sweep", "batch=4..1", "seq=3"], "must rise"),
         (["fit", "small.json", "--history", "none.jsonl"], "none.jsonl"),
         (["fit", "small.json", "--out", "small.json"], "earlier page only"),
-        (["fit", "small.json", "--frozen-layers", "7"], "frozen_layers"),
-        (["fit", "small.json", "--lora-rank", "0"], "rank"),
+        (["fit", "small.json", "--frozen-layers", "7"], "--frozen-layers must be at most"),
+        (["fit", "small.json", "--lora-rank", "0"], "--lora-rank must be between 1"),
+        (["fit", "deepseek-v3", "--lora-rank", "8"], "--lora-rank needs a model that projects queries and values"),
+        (["fit", "small.json", "--num-gpus", "1"], "--num-gpus must be between 2"),
+        (["fit", "small.json", "--shard", "zero1", "--num-gpus", "9999999"], "--num-gpus must be between 2 and"),
+        (["fit", "small.json", "--shard", "tensor", "--num-gpus", "5"], "the number of devices divides; got 2 and 5"),
         (["fit", "bert-base", "--phase", "decode"], "decode"),
         (["fit", "bert-bass"], "bert-base"),
         (["fit"], "Missing argument"),
@@ -155,8 +166,11 @@ def test_a_terminal_that_tells_no_width_still_gets_the_answer(capsys, monkeypatc
         (["oom", "train.log"], "there is no file 'train.log'"),
         (["oom", "runs/last"], "there is no file 'runs/last'"),
         (["oom", "."], "is a folder"),
-        (["oom", MESSAGE, "--num-gpus", "0"], "num_gpus must be"),
-        (["oom", MESSAGE, "--optimizer-step", "slow"], "optimizer_step must be"),
+        (["oom", MESSAGE, "--num-gpus", "1"], "--num-gpus must be between 2"),
+        (["oom", MESSAGE, "--optimizer-step", "slow"], "--optimizer-step must be"),
+        (["oom", MESSAGE, "--model", "bert-base", "--phase", "decode"], "is an encoder"),
+        (["oom", MESSAGE, "--model", "bert-base", "--loss", "cross_entropy"], "needs a language-model head"),
+        (["oom", MESSAGE, "--model", "vit-b-16", "--seq", "5"], "197; got 5"),
         (["oom", MESSAGE, "--model", "gpt-2000"], "neither a preset"),
         (["oom", MESSAGE, "--batch", "-1"], "batch"),
         (["oom", MESSAGE, "--precision", "fp8"], "precision must be"),

@@ -75,6 +75,13 @@ def test_layers_of_a_cycle_live_as_played_ones(case):
     assert predict_step(config, workload) == predict_step(played(config), workload)
 
 
+def test_adapters_in_one_layer_of_a_cycle_live_as_played_ones():
+    config = preset("qwen3-next-80b")
+    config = dataclasses.replace(config, blocks=config.blocks[:20])  # queries and values in every fourth layer alone
+    workload = Workload(batch=1, seq=11, lora=Lora(rank=2), attention="eager")
+    assert predict_step(config, workload) == predict_step(played(config), workload)
+
+
 @settings(max_examples=12, deadline=None)
 @given(pattern=st.text("FWS", min_size=1, max_size=12), case=st.sampled_from(sorted(CASES)))
 def test_any_sequence_of_layers_lives_as_if_played(pattern, case):

@@ -1,6 +1,7 @@
 """Finding MODEL and reading its config: every form, and every way that a file can be bad."""
 
 import json
+import os
 
 import pytest
 
@@ -82,7 +83,7 @@ def test_a_folder_without_a_config_is_refused(tmp_path):
         (b'{"model_type": "bert", "hidden', "cut short"),
         (b"\x80\x00\xff", "UTF-8"),
         (b"[" * 100_000, "nested too deep"),
-        (b'{"vocab_size": ' + b"9" * 5000 + b"}", "number that no config has"),
+        (b'{"vocab_size": ' + b"9" * 5000 + b"}", "number that no config has: one of thousands of digits$"),
         (b"PK\x03\x04 a zip archive", "cut short"),
     ],
 )
@@ -90,6 +91,23 @@ def test_a_broken_file_is_one_clear_line(write_config, content, text):
     with pytest.raises(ModelError, match=text) as caught:
         load_config(locate(str(write_config(content))))
     assert "\n" not in str(caught.value)
+
+
+def test_a_config_may_begin_with_a_byte_order_mark(write_config):
+    plain = load_config(locate(str(write_config(TINY_BERT))))
+    marked = write_config(b"\xef\xbb\xbf" + json.dumps(TINY_BERT).encode())
+    assert load_config(locate(str(marked))) == plain
+
+
+def test_a_config_that_is_a_pipe_or_a_link_to_itself_is_refused_for_what_it_is(tmp_path):
+    for name, text in (("pipe", "is a folder, a device or a pipe"), ("loop", "cannot be read: ")):
+        (tmp_path / name).mkdir()
+        for place in (tmp_path / name / "config.json", tmp_path / f"{name}.json"):
+            os.mkfifo(place) if name == "pipe" else place.symlink_to(place)
+        with pytest.raises(ModelError, match=text):
+            load_config(locate(str(tmp_path / name)))
+        with pytest.raises(ModelError, match="must be a file or a folder; it is a device, a pipe or a broken link"):
+            locate(str(tmp_path / f"{name}.json"))
 
 
 def test_a_file_too_large_to_be_a_config_is_not_read(write_config):

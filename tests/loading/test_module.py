@@ -233,10 +233,14 @@ def test_a_gguf_file_comes_with_tokenizer_and_config(gguf_file, capfd):
 
 
 def test_a_broken_gguf_file_is_refused_in_one_line(gguf_file, tmp_path):
-    for content in (b"", b"GGUF", gguf_file.read_bytes()[:200], b"no such format" * 100):
+    content = gguf_file.read_bytes()
+    endless = b"\xff" * 8
+    cut = [content[:length] for length in (0, 4, 20, 24, 200, len(content) // 2, len(content) - 1)]
+    counts = [content[:8] + endless + content[16:], content[:16] + endless + content[24:]]  # of tensors, of keys
+    for broken in (*cut, *counts, content[:24] + endless + content[32:], b"no such format" * 100):
         path = tmp_path / "broken.gguf"
-        path.write_bytes(content)
-        with pytest.raises(ModelError, match="cannot be loaded") as caught:
+        path.write_bytes(broken)
+        with pytest.raises(ModelError, match="cannot be loaded: it must be a whole one, and is cut short") as caught:
             load_module(locate(str(path)))
         assert "\n" not in str(caught.value)
 

@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from headwise.errors import OutputError
-from headwise.report.files import check_writable, write_whole
+from headwise.report.files import check_page_place, check_writable, write_whole
 
 
 def names_in(folder):
@@ -107,6 +107,15 @@ def test_a_folder_a_missing_folder_and_a_device_are_refused_in_one_line(tmp_path
             assert "\n" not in str(caught.value)
     assert names_in(tmp_path) == []
     assert os.path.exists("/dev/null") and not os.path.isfile("/dev/null")  # noqa: PTH110, PTH113
+
+
+def test_a_link_that_leads_to_itself_is_refused_and_left(tmp_path):
+    loop = tmp_path / "loop.html"
+    loop.symlink_to(loop)
+    for refuse in (lambda place: write_whole("x", place), check_writable, check_page_place):
+        with pytest.raises(OutputError, match="is a link that leads to itself: name a file"):
+            refuse(loop)
+    assert loop.is_symlink() and names_in(tmp_path) == ["loop.html"]
 
 
 def test_a_check_of_a_good_place_leaves_it_as_it_was(tmp_path):

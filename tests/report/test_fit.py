@@ -29,6 +29,7 @@ from headwise.report.fit_figures import (
     step_facts,
     thin,
 )
+from headwise.report.fit_page import render_fit_page
 from headwise.report.text import plain_text
 from headwise.results import format_bytes
 
@@ -368,7 +369,9 @@ def test_the_step_is_described_in_the_words_of_the_command(synthetic_fit):
         "no dropout",
     ]
     adapters = step_facts(Workload(batch=2, seq=7, lora=Lora(rank=5)), Sharding(kind="zero3", num_devices=4))
-    assert adapters[-2:] == ["LoRA of rank 5", "ZeRO-3 (FSDP) over 4 devices"]
+    assert adapters[-2:] == ["LoRA of rank 5", "ZeRO-3 (FSDP2) over 4 devices"]
+    assert adapters[0] == "2 texts × 7 tokens on each device, 8 in all"
+    assert step_facts(Workload(batch=2, seq=8), Sharding(kind="tensor", num_devices=4))[0] == "2 texts × 8 tokens"
     decode = step_facts(Workload(batch=2, seq=7, phase="decode", kv_cache="int8", precision="bf16"))
     assert decode == ["2 texts × 7 tokens", "one more token in bf16", "sdpa attention", "int8 KV cache"]
 
@@ -393,3 +396,19 @@ def test_the_step_is_described_in_the_words_of_the_command(synthetic_fit):
 )
 def test_figures_are_written_in_few_characters(written, text):
     assert written == text
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_what_is_kept_between_calls_is_told_as_the_cache(phase, elements_of):
+    """12 layers keep a key and a value of 768 numbers for each of 3 x 512 tokens, a decode one layer's old ones too."""
+    plan = fit("gpt2", gpu="t4", phase=phase, batch=3, seq=512)
+    sizes = [
+        re.search(r"KV cache ([\d.]+) MiB", text)[1]
+        for text in (fit_text(plan), elements_of(render_fit_page(plan)).words)
+    ]
+    kept = 12 * 2 * 768 * 4 * 3 * 512 / 2**20
+    assert kept == 108 and sizes[0] == sizes[1] and kept <= float(sizes[0]) <= kept * 13 / 12
+    page = elements_of(render_fit_page(plan))
+    titles = {attributes.get("title") for tag, attributes in page.tags if tag == "span"}
+    assert "KV cache" in titles and "kv_cache" not in titles
+    assert "KV cache" not in fit_text(fit("gpt2", gpu="t4", batch=3, seq=512))

@@ -94,7 +94,11 @@ def test_a_reason_without_a_place_to_cut_is_whole():
             "tensor parallel needs a number of heads that the number of devices divides; got 12 and 5: ",
         ),
         ({"attention": "eager"}, ("context", 2), "context parallel needs sdpa attention; got 'eager'"),
-        ({"optimizer": "muon"}, ("zero3", 2), "Muon turns whole matrices, and ZeRO-3 (FSDP) leaves each device a part"),
+        (
+            {"optimizer": "muon"},
+            ("zero3", 2),
+            "Muon turns whole matrices, and ZeRO-3 (FSDP2) leaves each device a part",
+        ),
         ({"seq": 7}, ("sequence", 2), "tensor and sequence parallel needs a length that the number of devices divides"),
     ],
 )

@@ -6,7 +6,6 @@ import json
 import re
 import sys
 from dataclasses import replace
-from html.parser import HTMLParser
 from itertools import pairwise
 
 import pytest
@@ -25,31 +24,6 @@ GIB = 2**30
 HOSTILE = '<b onclick="x">&\'"</b>{{ 1 }}</script><!--\u2028注意'
 
 
-class Elements(HTMLParser):
-    """Tags, their attributes and the text inside script, style and everything else."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.tags, self.inside, self.texts = [], [], {"script": [], "style": [], "": []}
-        self.feed(page)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        self.inside.append(tag)
-
-    def handle_endtag(self, tag):
-        while self.inside and self.inside.pop() != tag:
-            pass
-
-    def handle_data(self, data):
-        last = self.inside[-1] if self.inside else ""
-        self.texts[last if last in self.texts else ""].append(data)
-
-
-def words_of(page):
-    return " ".join(" ".join(Elements(page).texts[""]).split())
-
-
 @pytest.fixture
 def full_plan(synthetic_fit):
     return synthetic_fit.make_plan(
@@ -59,9 +33,9 @@ def full_plan(synthetic_fit):
     )
 
 
-def test_the_page_names_no_other_place(full_plan):
+def test_the_page_names_no_other_place(full_plan, elements_of):
     page = render_fit_page(full_plan)
-    tags = Elements(page).tags
+    tags = elements_of(page).tags
     assert {tag for tag, _ in tags}.isdisjoint({"img", "iframe", "object", "embed", "video", "audio", "base"})
     for tag, attributes in tags:
         assert not {"src", "srcset", "action", "formaction", "ping", "style"} & set(attributes), tag
@@ -72,8 +46,8 @@ def test_the_page_names_no_other_place(full_plan):
     assert "@import" not in page and "url(" not in page
 
 
-def test_the_policy_allows_this_style_and_this_script_alone(full_plan):
-    elements = Elements(render_fit_page(full_plan))
+def test_the_policy_allows_this_style_and_this_script_alone(full_plan, elements_of):
+    elements = elements_of(render_fit_page(full_plan))
     policy = next(a["content"] for t, a in elements.tags if a.get("http-equiv") == "Content-Security-Policy")
     assert policy.startswith("default-src 'none';") and "unsafe" not in policy
     for kind in ("style", "script"):
@@ -81,12 +55,12 @@ def test_the_policy_allows_this_style_and_this_script_alone(full_plan):
         assert f"{kind}-src 'sha256-{base64.b64encode(digest).decode()}'" in policy
 
 
-def test_every_id_is_there_once(full_plan):
-    ids = [attributes["id"] for _, attributes in Elements(render_fit_page(full_plan)).tags if "id" in attributes]
+def test_every_id_is_there_once(full_plan, elements_of):
+    ids = [attributes["id"] for _, attributes in elements_of(render_fit_page(full_plan)).tags if "id" in attributes]
     assert len(ids) == len(set(ids))
 
 
-def test_hostile_words_of_a_fit_stand_as_text(full_plan):
+def test_hostile_words_of_a_fit_stand_as_text(full_plan, elements_of):
     entries = tuple(replace(entry, name=HOSTILE, owner=HOSTILE) for entry in full_plan.ledger.entries)
     moments = (HOSTILE,) * len(full_plan.timeline)
     plan = replace(
@@ -102,23 +76,23 @@ def test_hostile_words_of_a_fit_stand_as_text(full_plan):
         notes=(HOSTILE,),
         history=tuple(replace(step, model=HOSTILE, device=HOSTILE, when=HOSTILE) for step in full_plan.history),
     )
-    elements = Elements(render_fit_page(plan))
+    elements = elements_of(render_fit_page(plan))
     assert sum(HOSTILE in text for text in elements.texts[""]) > 25
     assert "b" not in {tag for tag, _ in elements.tags}
     data = json.loads(next(text for text in elements.texts["script"] if text.startswith("{")))
     assert data["columns"][0]["name"] == HOSTILE and data["tensors"][0][1:3] == [HOSTILE, HOSTILE]
 
 
-def test_the_answers_stand_on_top(full_plan):
-    words = words_of(render_fit_page(full_plan))
+def test_the_answers_stand_on_top(full_plan, elements_of):
+    words = elements_of(render_fit_page(full_plan)).words
     assert "Fits v100-32gb? Tight needs 31.10 to 32.89 GiB of 32.00 GiB, memory beside tensors decides" in words
     assert "Peak of the tensors 30.85 GiB backward of layer 3" in words
     assert "Largest batch 31 at length 2,048; length 2,011 at batch 32" in words
     assert "Least time of a step 3.5 s bound by FLOPs: 3.2 s at 15.7 TFLOP/s, 1.3 s at 900 GB/s" in words
 
 
-def test_changes_stand_in_blocks_with_their_reasons(full_plan):
-    words = words_of(render_fit_page(full_plan))
+def test_changes_stand_in_blocks_with_their_reasons(full_plan, elements_of):
+    words = elements_of(render_fit_page(full_plan)).words
     assert "Frees nothing Less than 1/1,000 of the peak, or it takes more. fused optimizer step the peak is in" in words
     assert "a window of 256 tokens takes 512.0 MiB more: eager attention masks, it skips nothing" in words
     assert "Fits Peak then FLOPs per token 1 fused attention" in words
@@ -134,15 +108,15 @@ def test_what_makes_it_fit_stands_before_every_section(full_plan):
     assert page.index('class="need"') < page.index("What makes it fit") < page.index("<section id=")
 
 
-def test_the_bar_and_the_headline_tell_one_need(synthetic_fit):
+def test_the_bar_and_the_headline_tell_one_need(synthetic_fit, elements_of):
     plan = synthetic_fit.make_plan(reserved_bytes=31 * GIB)
     page = render_fit_page(plan)
-    words = words_of(page)
+    words = elements_of(page).words
     assert "needs 31.10 to 33.04 GiB of 32.00 GiB" in words
     reserved = format_bytes(31 * GIB - plan.peak_bytes)
     assert f"Reserved beside them up to {reserved} Not modelled 256.0 MiB to 2.04 GiB" in words
     assert "for which torch reserves 31.00 GiB, at backward of layer 3" in words
-    bars = [a for tag, a in Elements(page).tags if tag == "rect" and a["class"].startswith("kind ")]
+    bars = [a for tag, a in elements_of(page).tags if tag == "rect" and a["class"].startswith("kind ")]
     assert sum(float(bar["width"].rstrip("%")) for bar in bars) == pytest.approx(100, abs=0.001 * len(bars))
 
 
@@ -162,8 +136,8 @@ def test_names_of_phases_stand_where_a_screen_has_room_for_them(synthetic_fit):
     assert shown({"forward": 3}) == {"forward": "always"}
 
 
-def test_what_is_not_modelled_has_its_bounds_and_source(full_plan):
-    words = words_of(render_fit_page(full_plan))
+def test_what_is_not_modelled_has_its_bounds_and_source(full_plan, elements_of):
+    words = elements_of(render_fit_page(full_plan)).words
     assert "CUDA context pytorch/pytorch#86509 256.0 MiB 2.00 GiB" in words
     assert "not all as predicted" not in words and "all as predicted" in words
 

@@ -5,7 +5,6 @@ import hashlib
 import re
 import sys
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
 
@@ -16,34 +15,9 @@ from headwise.report.page import render_page, write_page
 HOSTILE = '<b onclick="x">&\'"</b>{{ 1 }}\u2028注意'
 
 
-class Elements(HTMLParser):
-    """Tags, their attributes and the text inside script, style and everything else."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.tags, self.inside, self.texts = [], [], {"script": [], "style": [], "": []}
-        self.feed(page)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        self.inside.append(tag)
-
-    def handle_endtag(self, tag):
-        while self.inside and self.inside.pop() != tag:
-            pass
-
-    def handle_data(self, data):
-        last = self.inside[-1] if self.inside else ""
-        self.texts[last if last in self.texts else ""].append(data)
-
-
-def words_of(page):
-    return " ".join(" ".join(Elements(page).texts[""]).split())
-
-
-def test_the_page_names_no_other_place(synthetic):
+def test_the_page_names_no_other_place(synthetic, elements_of):
     page = render_page(synthetic.make_report(synthetic.make_inspection()))
-    tags = Elements(page).tags
+    tags = elements_of(page).tags
     assert {tag for tag, _ in tags}.isdisjoint({"img", "iframe", "object", "embed", "video", "audio", "base"})
     for tag, attributes in tags:
         assert not {"src", "srcset", "action", "formaction", "ping", "style"} & set(attributes), tag
@@ -54,8 +28,8 @@ def test_the_page_names_no_other_place(synthetic):
     assert "@import" not in page and "url(" not in page
 
 
-def test_the_policy_allows_this_style_and_this_script_alone(synthetic):
-    elements = Elements(render_page(synthetic.make_report(synthetic.make_inspection())))
+def test_the_policy_allows_this_style_and_this_script_alone(synthetic, elements_of):
+    elements = elements_of(render_page(synthetic.make_report(synthetic.make_inspection())))
     policy = next(a["content"] for t, a in elements.tags if a.get("http-equiv") == "Content-Security-Policy")
     assert policy.startswith("default-src 'none';") and "unsafe" not in policy
     for kind in ("style", "script"):
@@ -63,7 +37,7 @@ def test_the_policy_allows_this_style_and_this_script_alone(synthetic):
         assert f"{kind}-src 'sha256-{base64.b64encode(digest).decode()}'" in policy
 
 
-def test_hostile_words_of_a_report_stand_as_text(synthetic):
+def test_hostile_words_of_a_report_stand_as_text(synthetic, elements_of):
     report = synthetic.make_report(synthetic.make_inspection(1, 1, notes=(HOSTILE,)), name=HOSTILE)
     report = replace(
         report,
@@ -72,13 +46,13 @@ def test_hostile_words_of_a_report_stand_as_text(synthetic):
         parameters=replace(report.parameters, notes=(HOSTILE,)),
         memory=replace(report.memory, notes=(HOSTILE,), fit=replace(report.memory.fit, reason=HOSTILE)),
     )
-    elements = Elements(render_page(report))
+    elements = elements_of(render_page(report))
     assert sum(HOSTILE in text for text in elements.texts[""]) == 9  # 8 places and the title
     assert "b" not in {tag for tag, _ in elements.tags}
 
 
-def test_predicted_and_measured_stand_side_by_side_with_their_gap(synthetic):
-    words = words_of(render_page(synthetic.make_report()))
+def test_predicted_and_measured_stand_side_by_side_with_their_gap(synthetic, elements_of):
+    words = elements_of(render_page(synthetic.make_report())).words
     assert "equal to the last weight, 22,713,216" in words
     assert "Saved for backward what the forward pass keeps, parameters aside 70.8 MiB 74,200,064 71.0 MiB" in words
     assert "−0.4 %" in words and "−0.5 %" in words
@@ -87,22 +61,22 @@ def test_predicted_and_measured_stand_side_by_side_with_their_gap(synthetic):
     assert "Jain and Wallace 2019" in words and "Serrano and Smith 2019" in words
 
 
-def test_a_peak_is_called_predicted_only_where_it_is(synthetic):
+def test_a_peak_is_called_predicted_only_where_it_is(synthetic, elements_of):
     report = synthetic.make_report()
-    assert "Peak, predicted for this device" in words_of(render_page(report))
+    assert "Peak, predicted for this device" in elements_of(render_page(report)).words
     measured_alone = replace(report.memory, predicted=None, saved_gap_percent=None, peak_gap_percent=None)
-    words = words_of(render_page(replace(report, memory=measured_alone)))
+    words = elements_of(render_page(replace(report, memory=measured_alone))).words
     assert "Peak, measured on this machine" in words and "predicted for this device" not in words
 
 
-def test_the_key_value_cache_names_its_dtype(synthetic):
+def test_the_key_value_cache_names_its_dtype(synthetic, elements_of):
     report = synthetic.make_report()
     memory = replace(report.memory, kv_cache_bytes=3 * 2**20, kv_cache_bytes_per_token=6144, kv_cache_dtype="bfloat16")
-    words = words_of(render_page(replace(report, memory=memory)))
+    words = elements_of(render_page(replace(report, memory=memory))).words
     assert "Key/value cache, bfloat16 6,144 bytes a token 3.0 MiB 3,145,728" in words
 
 
-def test_sections_without_numbers_show_why(synthetic):
+def test_sections_without_numbers_show_why(synthetic, elements_of):
     nothing = {"predicted": None, "counted": None}
     report = synthetic.make_report(
         None,
@@ -125,15 +99,15 @@ def test_sections_without_numbers_show_why(synthetic):
         seconds=None,
     )
     page = render_page(report)
-    words = words_of(page)
+    words = elements_of(page).words
     for line in ("no config", "no flops", "no memory", "a preset has no weights", "No head was looked at."):
         assert line in words
     assert "Does it fit? Cannot tell: nothing is predicted without a config." in words
     assert 'id="heads-data"' not in page and "<dialog" not in page
 
 
-def test_the_text_the_window_and_the_role_heads_are_stated(synthetic):
-    words = words_of(render_page(synthetic.make_report(synthetic.make_inspection(notes=("cut at 126",)))))
+def test_the_text_the_window_and_the_role_heads_are_stated(synthetic, elements_of):
+    words = elements_of(render_page(synthetic.make_report(synthetic.make_inspection(notes=("cut at 126",))))).words
     assert "averaged over 2,881 tokens of 24 texts, each of at most 126 tokens" in words
     assert "cut at 126" in words
     assert "layer 0 head 2 previous token" in words

@@ -2,14 +2,16 @@
 
 import traceback
 import weakref
-from contextlib import ContextDecorator, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
 
+from headwise.api.around_function import run_inside
 from headwise.api.fit_results import OomAnswer
 from headwise.api.module_config import attention_of, autocast_dtype_on, config_of, is_checkpointed, precision_of
 from headwise.config.checks import require_instance, require_size
@@ -18,6 +20,7 @@ from headwise.cost.oom.messages import read_message
 from headwise.cost.results import Device
 from headwise.errors import describe
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 ANSWER = "headwise_answer"
 MAX_TEXT = 2**16  # characters of an error in which its message is looked for
 NO_MODULE = "Without a model no changes can be reckoned: give explain_oom the module, and batch and seq."
@@ -63,6 +66,9 @@ def explain_oom(
         >>> with headwise.explain_oom(model):
         ...     loss = model(inputs).sum()
         ...     loss.backward()
+
+        >>> @headwise.explain_oom(model)
+        ... async def step(inputs): ...
     """
     if module is not None:
         require_instance("module", module, nn.Module)
@@ -75,12 +81,19 @@ def explain_oom(
     return ExplainOom(module, batch=batch, seq=seq, gpu=device)
 
 
-class ExplainOom(ContextDecorator):
-    """What `explain_oom` returns: a context manager, and a decorator of a function that makes a step."""
+class ExplainOom:
+    """What `explain_oom` returns: a context manager, and a decorator of a function that makes a step.
+
+    A decorated coroutine or generator, also an async one, is watched while its own code runs.
+    """
 
     def __init__(self, module: nn.Module | None, **known: Any):
         self._module = None if module is None else weakref.ref(module)
         self._known = {name: value for name, value in known.items() if value is not None}
+
+    def __call__(self, function: Function) -> Function:
+        """Return a function of the same kind, watched while its own code runs."""
+        return cast(Function, run_inside(self, function))
 
     def __enter__(self) -> "ExplainOom":
         # Now, as later there may be no memory to import anything with.

@@ -15,9 +15,10 @@ from headwise.api.fit_door import (
     check_sweep,
     find_fit_device,
 )
+from headwise.api.fit_notes import notes_on_length, notes_on_plan
 from headwise.api.fit_results import FitPlan
 from headwise.api.fit_subject import FitSubject, find_subject, length_of
-from headwise.api.history import read_history, summarise_history
+from headwise.api.history import list_recent, read_history, summarise_history
 from headwise.api.prediction import kernel_note, kernel_of, with_usual_attention
 from headwise.api.progress import Progress, Steps
 from headwise.api.summary import summarise
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 
 STEPS = ("reading the model", "planning", "verifying on this machine", "writing the page")
 MAX_LISTED = 20_000  # tensors in the answer; a model with more of them is deeper than any published one
-LONGER_TABLE = "{name} has positions for {positions:,} tokens: {seq:,} are reckoned with a longer table of positions."
-BEYOND = "{name} was made for {positions:,} tokens; {seq:,} are beyond that."
 QUADRATIC = "That kernel builds the score matrix: the memory of a step grows with the square of the length."
 
 
@@ -107,10 +106,10 @@ def fit(
     axes = None if sweep is None else parse_axes(sweep)
     subject = find_subject(model, head=head)
     workload = _workload(subject, batch=batch, seq=seq, device=device, lora_rank=lora_rank, step=step)
-    notes = [*subject.notes, *history_notes]
+    notes = [*subject.notes, *history_notes, *list_recent(kept)[1]]
     config = subject.config
     if config is not None:
-        notes += _notes_on_length(config, workload.seq)
+        notes += notes_on_length(config, workload.seq)
         config = with_positions(config, workload.seq)
     sharding = None if shard is None else Sharding(kind=shard, num_devices=num_gpus)  # type: ignore[arg-type]
     setup = Setup(config=config, workload=workload, sharding=sharding)
@@ -119,6 +118,7 @@ def fit(
     workload = setup.workload
     notes += predictor_notes
     planned = plan(predictor, setup, device, num_devices=num_gpus, axes=axes)
+    notes += notes_on_plan(predictor, setup, device, planned)
     kernel = None if config is None else kernel_of(config, workload)
     device_note = kernel_note_of(device)
     if kernel is not None and device.step_capability == NO_FUSED_KERNELS:
@@ -133,7 +133,7 @@ def fit(
         kernel=kernel,
         time=None if config is None else estimate_time(config, workload, device, planned.ledger, sharding=sharding),
         sweep=planned.sweep,
-        history=kept,
+        history=list_recent(kept)[0],
         accuracy=summarise_history(kept),
         source_of="trace" if predictor_notes else "config",
         notes=(*notes, *result.notes),
@@ -170,13 +170,6 @@ def _workload(
     return workload if "attention" in step else with_usual_attention(config, workload)
 
 
-def _notes_on_length(config: ModelConfig, seq: int) -> list[str]:
-    if seq <= config.max_positions:
-        return []
-    text = LONGER_TABLE if config.position_table_size else BEYOND
-    return [text.format(name=config.name, positions=config.max_positions, seq=seq)]
-
-
 def _answer(subject: FitSubject, setup: Setup, device: Device, planned: Planned) -> FitPlan:
     verdict, ledger = planned.verdict, planned.ledger
     label = ledger.moments[ledger.peak]
@@ -195,7 +188,7 @@ def _answer(subject: FitSubject, setup: Setup, device: Device, planned: Planned)
         listed = replace(ledger, entries=tuple(ledger.alive(ledger.peak)[:MAX_LISTED]))
         notes.append(f"Of {len(ledger.entries):,} tensors the {MAX_LISTED:,} largest at the peak are listed.")
     return FitPlan(
-        model=summarise(setup.config, name=subject.name, source=subject.source),
+        model=summarise(subject.config, name=subject.name, source=subject.source),
         workload=setup.workload,
         sharding=setup.sharding,
         device=device,

@@ -5,14 +5,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from headwise.config.checks import require_flag, shown
+from headwise.config.checks import require_choice, require_flag, require_size, shown
+from headwise.config.model import ModelConfig
+from headwise.cost.adapters import require_targets
 from headwise.cost.devices import HERE, custom_device, find_device
 from headwise.cost.results import Device
-from headwise.cost.workload import Workload
+from headwise.cost.sharding.results import MAX_DEVICES, SHARDINGS
+from headwise.cost.workload import Lora, Workload
 from headwise.errors import ConfigError
 
 OWN = {"batch", "seq"}
 """Fields of a workload that are parameters of `fit` itself."""
+
+LORA_TARGETS = ("q_proj", "v_proj")
+"""What `lora_rank` adapts."""
 
 
 def check_step(step: Mapping[str, Any], *, lora_rank: int | None) -> None:
@@ -21,8 +27,38 @@ def check_step(step: Mapping[str, Any], *, lora_rank: int | None) -> None:
     unknown = [name for name in step if name not in known]
     if unknown:
         raise ConfigError(f"fields of a step must be among {', '.join(known)}; got {', '.join(unknown)}")
-    if lora_rank is not None and step.get("lora") is not None:
+    if lora_rank is None:
+        return
+    require_size("lora_rank", lora_rank)
+    if step.get("lora") is not None:
         raise ConfigError("lora_rank must be left out beside lora, which has a rank of its own")
+
+
+def adapters_of(config: ModelConfig | None, lora_rank: int | None) -> Lora | None:
+    """Return the adapters that `lora_rank` asks for.
+
+    Raises:
+        ConfigError: the model has no such projections.
+    """
+    if lora_rank is None:
+        return None
+    lora = Lora(rank=lora_rank, targets=LORA_TARGETS)
+    if config is not None:
+        try:
+            require_targets(config, lora)
+        except ConfigError:
+            raise ConfigError(
+                f"lora_rank needs a model that projects queries and values from its tokens, {', '.join(LORA_TARGETS)}; "
+                f"{config.name} does not: leave it out, or name other projections in Python, lora=headwise.Lora(...)"
+            ) from None
+    return lora
+
+
+def check_devices(num_gpus: object, *, shard: object = None) -> None:
+    """Raise ConfigError unless these are devices to spread a step over, and a way of doing it."""
+    require_size("num_gpus", num_gpus, minimum=2, maximum=MAX_DEVICES)
+    if shard is not None:
+        require_choice("shard", shard, SHARDINGS)
 
 
 def check_flags(**flags: object) -> None:

@@ -38,11 +38,13 @@ class FitSubject:
             is_attention_given: False: a traced step has the attention that transformers gives the module by itself.
 
         Returns:
-            The predictor, the setup with that attention, and the notes.
+            The predictor, the setup with that attention and without checkpointing where it is none, and the notes.
 
         Raises:
             HeadwiseError: there is no closed form of the step, and nothing to trace.
         """
+        if setup.workload.phase != "train":  # without a backward nothing is checkpointed
+            setup = replace(setup, workload=replace(setup.workload, checkpoint="none"))
         if self.config is None:
             return self._traced(setup, is_attention_given, (TRACED,))
         closed_form = ClosedForm()

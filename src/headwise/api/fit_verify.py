@@ -12,7 +12,8 @@ from headwise.api.example import example_inputs
 from headwise.api.fit_results import FitVerification, VerifiedChange
 from headwise.api.prediction import predict
 from headwise.api.running import explained
-from headwise.api.small_copy import SmallCopy, make_small_copy
+from headwise.api.small_changes import change_model
+from headwise.api.small_copy import SmallCopy, build_copy, make_small_copy
 from headwise.api.subject import find_content
 from headwise.api.summary import default_seq, summarise
 from headwise.api.verify import PEAK_TOLERANCE
@@ -21,12 +22,13 @@ from headwise.config.model import ModelConfig
 from headwise.cost.devices import usable_ram_bytes
 from headwise.cost.planning.catalogue import CATALOGUE
 from headwise.cost.planning.closed_form import ClosedForm
-from headwise.cost.planning.option import Place
+from headwise.cost.planning.option import Made, Place
 from headwise.cost.planning.setup import Setup
 from headwise.cost.planning.verdict import Judge
 from headwise.cost.results import Device
 from headwise.cost.running.measure import measure_training_step
 from headwise.cost.running.prepare import make_optimizers
+from headwise.cost.tracing.quiet import quiet_trace
 from headwise.cost.tracing.trace import step_memory, trace_step
 from headwise.cost.workload import Workload
 from headwise.errors import HeadwiseError, UnsupportedError
@@ -41,19 +43,24 @@ NARROW = (
     "On a CPU some kernels take memory for themselves in bfloat16 and float16, which is not modelled: more is measured "
     "there than predicted."
 )
-MODEL_CHANGES = "Changes of the model itself (its heads, its windows), and of the number of devices, are not made here."
+OF_DEVICES = "Changes of the number of devices are not made here."
+NO_KEY = "its config has no key that makes these layers and changes nothing else"
 
 
 class _Trial(NamedTuple):
-    """A change, and the step with it."""
+    """A change, the step with it, and the model with it."""
 
     key: str
     words: str
     workload: Workload
+    small: SmallCopy
 
 
 def verify_changes(model: Any, workload: Workload, *, head: bool = False) -> FitVerification:
     """Make each change of a plan that this machine can run to a small model of the same build, and run it.
+
+    A change of the model (fewer heads, a window) is made to the config of the small one, where its family has a key for
+    it, and that model is built and run.
 
     The small model keeps the proportions that decide what a change frees, as far as a few seconds allow: scores to
     hidden states (length / width of a head), hidden states to weights (batch / heads), the vocabulary to the width.
@@ -74,27 +81,33 @@ def verify_changes(model: Any, workload: Workload, *, head: bool = False) -> Fit
     if workload.phase != "train":
         raise UnsupportedError(f"changes are verified on training steps; got phase {workload.phase!r}: leave it out")
     small = make_small_copy(model, head=head, resize=_with_vocabulary)
-    with _plain_kernels(), torch.random.fork_rng(devices=()):
+    with quiet_trace(), _plain_kernels(), torch.random.fork_rng(devices=()):
         base, notes = _small_workload(small, _large_config(model, head), workload)
-        rows = [_run(small, _Trial(BASE, "no change", base))]
-        for trial in _trials(small.config, base):
+        rows = [_run(_Trial(BASE, "no change", base, small))]
+        trials, refusals = _trials_of_model(small, base)
+        notes += refusals
+        for trial in [*_trials(small, base), *trials]:
             try:
-                rows.append(_run(small, trial))
+                rows.append(_run(trial))
             except HeadwiseError as error:
-                notes.append(f"Not run here: {trial.words}: {str(error).rstrip('.')}.")
+                notes.append(_not_run(trial.words, error))
     if any(_is_short_alone(row) for row in rows):
         notes.append(NARROW)
     return FitVerification(
         model=summarise(small.config, name=f"{small.name}, scaled down", source=small.name),
         workload=base,
         changes=tuple(rows),
-        notes=(*small.notes, *notes, MODEL_CHANGES),
+        notes=(*small.notes, *notes, OF_DEVICES),
     )
 
 
-def _run(small: SmallCopy, trial: _Trial) -> VerifiedChange:
+def _not_run(words: str, reason: object) -> str:
+    return f"Not run here: {words}: {str(reason).rstrip('.')}."
+
+
+def _run(trial: _Trial) -> VerifiedChange:
     """Run a step, and put what is predicted beside it."""
-    workload = trial.workload
+    small, workload = trial.small, trial.workload
     with explained(small.name):
         inputs = example_inputs(small.module, batch=workload.batch, seq=workload.seq)
         measured = measure_training_step(small.module, inputs, workload=workload)
@@ -118,25 +131,52 @@ def _is_short_alone(row: VerifiedChange) -> bool:
     return not row.holds and is_saved_right and row.predicted_peak_bytes < row.measured_peak_bytes
 
 
-def _trials(config: ModelConfig | None, base: Workload) -> Iterator[_Trial]:
+def _trials(small: SmallCopy, base: Workload) -> Iterator[_Trial]:
     """Give the changes of a plan that leave the model as it is and take one device, and those of the step's size."""
-    setup = Setup(config=config, workload=base)
+    for key, made in _changes(small, base):
+        if made.setup.config == small.config:
+            yield _Trial(key, made.words, made.setup.workload, small)
+    if base.attention == "sdpa":
+        yield _Trial("eager", "plain attention (eager)", replace(base, attention="eager"), small)
+    if base.optimizer != "sgd":
+        yield _Trial("sgd", "SGD, which has no states", replace(base, optimizer="sgd"), small)
+    half = base.batch // 2
+    yield _Trial("accumulate", f"accumulate over 2 passes of {half}", replace(base, batch=half, accumulation=2), small)
+    yield _Trial("batch", f"batch {half} in place of {base.batch}", replace(base, batch=half), small)
+    if small.config is None or small.config.patches is None:
+        yield _Trial("seq", f"length {base.seq // 2} in place of {base.seq}", replace(base, seq=base.seq // 2), small)
+
+
+def _changes(small: SmallCopy, base: Workload) -> Iterator[tuple[str, Made]]:
+    """Give the changes of the small model's step that can be made on one device, but for those of its size."""
+    setup = Setup(config=small.config, workload=base)
     place = Place(judge=Judge(ClosedForm(), _this_cpu()), num_devices=2)
     for option in CATALOGUE:
-        if option.takes_devices or option.key in SIZES:
+        if not option.takes_devices and option.key not in SIZES:
+            made = option.make(setup, place)
+            if not isinstance(made, str):
+                yield option.key, made
+
+
+def _trials_of_model(small: SmallCopy, base: Workload) -> tuple[list[_Trial], list[str]]:
+    """Return the changes of the model, each with a small model that has it, and notes on those that have none."""
+    config = small.config
+    if config is None or predict(config, base) is None:
+        return [], []
+    trials, notes = [], []
+    made = {key: one for key, one in _changes(small, base) if one.setup.config != config}
+    keys = {option.key for option in CATALOGUE}
+    for change in change_model(config, small.content, made, seq=base.seq):
+        if change.key not in keys:
             continue
-        made = option.make(setup, place)
-        if not isinstance(made, str) and made.setup.config == config:
-            yield _Trial(option.key, made.words, made.setup.workload)
-    if base.attention == "sdpa":
-        yield _Trial("eager", "plain attention (eager)", replace(base, attention="eager"))
-    if base.optimizer != "sgd":
-        yield _Trial("sgd", "SGD, which has no states", replace(base, optimizer="sgd"))
-    half = base.batch // 2
-    yield _Trial("accumulate", f"accumulate over 2 passes of {half}", replace(base, batch=half, accumulation=2))
-    yield _Trial("batch", f"batch {half} in place of {base.batch}", replace(base, batch=half))
-    if config is None or config.patches is None:
-        yield _Trial("seq", f"length {base.seq // 2} in place of {base.seq}", replace(base, seq=base.seq // 2))
+        try:
+            changed = build_copy(change.content, small.name)
+            if changed.config is None or changed.config.blocks != change.blocks:
+                raise UnsupportedError(NO_KEY)
+            trials.append(_Trial(change.key, change.words, base, changed))
+        except HeadwiseError as error:
+            notes.append(_not_run(change.words, error))
+    return trials, notes
 
 
 def _large_config(model: Any, head: bool) -> ModelConfig | None:

@@ -16,9 +16,10 @@ from typing import Any, get_args
 
 from headwise.api.fit_results import TrackedAccuracy, TrackedStep
 from headwise.errors import HeadwiseError, OutputError
-from headwise.loading.files import read_whole
+from headwise.loading.files import read_last_lines
 
-MAX_HISTORY_BYTES = 64 * 2**20  # some 200,000 steps
+MAX_READ_BYTES = 8 * 2**20  # some 30,000 steps, in a second
+MAX_LISTED = 100  # steps in an answer
 MAX_LINE_BYTES = 4096  # a line of ours has a tenth of it
 LINE_START = b'{"when": '  # how every line begins; a file that begins otherwise is not a history, and stays as it is
 MAX_NAME_LENGTH = 200
@@ -88,12 +89,14 @@ def _output_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 def read_history(path: str | os.PathLike[str]) -> tuple[tuple[TrackedStep, ...], tuple[str, ...]]:
     """Read the steps of a history in their order; notes say how many lines are none, and which is the first.
 
+    Of a history of more than 8 MiB the last ones are read, and a note says so.
+
     Raises:
-        HeadwiseError: there is no such file, it cannot be read, or it has more than 64 MiB.
+        HeadwiseError: there is no such file, or it cannot be read.
     """
     if "\0" in os.fspath(path):
         raise HeadwiseError(f"a history must be a file; got {os.fspath(path)!r}")
-    content = read_whole(Path(path), what="a history", max_bytes=MAX_HISTORY_BYTES, error=HeadwiseError)
+    content, is_cut = read_last_lines(Path(path), what="a history", max_bytes=MAX_READ_BYTES, error=HeadwiseError)
     steps: list[TrackedStep] = []
     foreign: list[int] = []
     for number, line in enumerate(content.split(b"\n"), start=1):
@@ -104,10 +107,24 @@ def read_history(path: str | os.PathLike[str]) -> tuple[tuple[TrackedStep, ...],
             foreign.append(number)
         else:
             steps.append(step)
-    if not foreign:
-        return tuple(steps), ()
-    lines = f"line {foreign[0]} is" if len(foreign) == 1 else f"{len(foreign)} lines, the first is {foreign[0]}, are"
-    return tuple(steps), (f"Of the history {lines} left out: cut short, or not written by headwise.",)
+    notes = [f"Of the history the last {MAX_READ_BYTES // 2**20} MiB are read."] if is_cut else []
+    if foreign:
+        notes.append(f"Of the history {_name_lines(foreign, is_cut)} left out: cut short, or not written by headwise.")
+    return tuple(steps), tuple(notes)
+
+
+def list_recent(steps: tuple[TrackedStep, ...]) -> tuple[tuple[TrackedStep, ...], tuple[str, ...]]:
+    """Return the steps that an answer lists, the last ones; a note says so where there are others."""
+    if len(steps) <= MAX_LISTED:
+        return steps, ()
+    return steps[-MAX_LISTED:], (f"Of {len(steps):,} steps of the history the last {MAX_LISTED} are listed.",)
+
+
+def _name_lines(numbers: list[int], is_cut: bool) -> str:
+    """Name lines by their numbers, which nobody knows of a file that was not read from its beginning."""
+    if is_cut:
+        return "one line is" if len(numbers) == 1 else f"{len(numbers)} lines are"
+    return f"line {numbers[0]} is" if len(numbers) == 1 else f"{len(numbers)} lines, the first is {numbers[0]}, are"
 
 
 def summarise_history(steps: Iterable[TrackedStep]) -> tuple[TrackedAccuracy, ...]:

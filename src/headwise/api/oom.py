@@ -5,9 +5,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headwise.api.fit_door import check_devices
 from headwise.api.fit_results import OomAnswer
 from headwise.api.fit_subject import find_subject
-from headwise.api.oom_changes import KnownStep, with_changes
+from headwise.api.oom_changes import KnownStep, check_known, with_changes
 from headwise.api.summary import summarise
 from headwise.config.checks import require_instance, require_size, shown
 from headwise.config.model import ModelConfig
@@ -66,7 +67,7 @@ def oom(
     for name, value in (("batch", batch), ("seq", seq)):
         if value is not None:
             require_size(name, value)
-    require_size("num_gpus", num_gpus)
+    check_devices(num_gpus)
     hints = _hints(step)
     read = read_message(message)
     device, notes = _find_device(read, gpu, hints.compute_capability)
@@ -74,6 +75,8 @@ def oom(
         hints = replace(hints, compute_capability=device.compute_capability)
     subject = None if model is None else find_subject(model, head=head)
     config = None if subject is None else subject.config
+    if subject is not None:
+        check_known(subject, hints, batch=batch, seq=seq)
     candidates = solve(read, config, hints=hints, operation=operation_of(read.traceback), batch=batch, seq=seq)
     kind, evidence, advice = diagnose(read)
     answer = OomAnswer(

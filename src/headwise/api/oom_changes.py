@@ -1,15 +1,18 @@
 """What a fit would change about the step that ran out of memory, and what else was alive in it."""
 
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from headwise.api.fit_results import OomAnswer
-from headwise.api.fit_subject import FitSubject
+from headwise.api.fit_subject import FitSubject, length_of
 from headwise.api.prediction import with_usual_attention
 from headwise.config.model import ModelConfig
+from headwise.cost.flops import require_lengths
 from headwise.cost.oom.instant import find_instant
 from headwise.cost.oom.results import Candidate
 from headwise.cost.oom.steps import Hints
+from headwise.cost.planning.closed_form import ClosedForm
 from headwise.cost.planning.moments import describe_moment
 from headwise.cost.planning.plan import plan
 from headwise.cost.planning.positions import with_positions
@@ -18,7 +21,7 @@ from headwise.cost.planning.results import Change
 from headwise.cost.planning.setup import Predictor, Setup
 from headwise.cost.results import Device, Ledger, LedgerEntry
 from headwise.cost.workload import Workload
-from headwise.errors import HeadwiseError
+from headwise.errors import HeadwiseError, UnsupportedError
 from headwise.results import Result
 
 NUM_ALIVE = 10
@@ -92,6 +95,17 @@ def with_changes(answer: OomAnswer, subject: FitSubject, known: KnownStep) -> Oo
     )
 
 
+def check_known(subject: FitSubject, hints: Hints, *, batch: int | None, seq: int | None) -> None:
+    """Raise ConfigError where what is known of a step is none that the model can make, as `fit` does."""
+    if subject.config is None:
+        return
+    length = length_of(subject, seq)
+    require_lengths(subject.config, batch=batch or 1, seq=length)
+    workload = _step_of(subject.config, hints, batch=batch or 1, seq=length)
+    with suppress(UnsupportedError):  # no closed form tells of it, which is no reason to refuse
+        ClosedForm().step(Setup(config=with_positions(subject.config, length), workload=workload))
+
+
 def _workload(candidate: Candidate | None, config: ModelConfig | None, known: KnownStep) -> Workload | None:
     """Return the step to reckon with; None where too little is known of it."""
     if candidate is not None and candidate.workload is not None:
@@ -99,17 +113,19 @@ def _workload(candidate: Candidate | None, config: ModelConfig | None, known: Kn
         return replace(of_candidate, batch=known.batch or of_candidate.batch, seq=known.seq or of_candidate.seq)
     if known.batch is None or known.seq is None:
         return None
+    device = "cuda" if known.device is None else known.device.step_device
+    return _step_of(config, known.hints, batch=known.batch, seq=known.seq, device=device)
+
+
+def _step_of(config: ModelConfig | None, hints: Hints, *, batch: int, seq: int, device: str = "cuda") -> Workload:
+    """Return the step of a batch and length that is known, with what is usual of the rest."""
     has_scores = config is not None and config.head is not None and config.head.kind == "language_model"
-    hints = known.hints
     given: dict[str, Any] = {
         field.name: value for field in fields(Hints) if (value := getattr(hints, field.name)) is not None
     }
     is_training = given.get("phase", "train") == "train"
-    usual: dict[str, Any] = {
-        "loss": "cross_entropy" if has_scores and is_training else "sum",
-        "device": "cuda" if known.device is None else known.device.step_device,
-    }
-    workload = Workload(batch=known.batch, seq=known.seq, **{**usual, **given})
+    usual: dict[str, Any] = {"loss": "cross_entropy" if has_scores and is_training else "sum", "device": device}
+    workload = Workload(batch=batch, seq=seq, **{**usual, **given})
     return workload if hints.attention is not None else with_usual_attention(config, workload)
 
 

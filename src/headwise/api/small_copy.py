@@ -58,11 +58,20 @@ def make_small_copy(
     if head:
         content = _with_head(content)
     small = resize(content, _scale_down(content))
-    config, notes = _read(small, name)
+    return build_copy(small, name)
+
+
+def build_copy(content: Mapping[str, Any], name: str) -> SmallCopy:
+    """Build a model of a small config with random weights. The random state is left as it was.
+
+    Raises:
+        HeadwiseError: its module cannot be built.
+    """
+    config, notes = _read(content, name)
     with torch.random.fork_rng(devices=()), explained(name):
         torch.manual_seed(SEED)
-        module = build_module(small, name=name, device="cpu")
-    return SmallCopy(name=name, content=small, config=config, module=module, notes=notes)
+        module = build_module(content, name=name, device="cpu")
+    return SmallCopy(name=name, content=content, config=config, module=module, notes=notes)
 
 
 def _with_head(content: Mapping[str, Any]) -> Mapping[str, Any]:

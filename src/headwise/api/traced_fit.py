@@ -1,6 +1,5 @@
 """Traced: the memory of a model's steps for planning, told by a trace where there is no closed form of its family."""
 
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,15 +16,20 @@ from headwise.cost.planning.positions import with_positions
 from headwise.cost.planning.setup import OutOfTime, Setup
 from headwise.cost.results import Ledger, StepMemory
 from headwise.cost.tracing.flops import trace_flops
-from headwise.cost.tracing.sizes import between_sizes
-from headwise.cost.tracing.trace import step_memory, trace_step
+from headwise.cost.tracing.sizes import BetweenSizes, between_sizes
+from headwise.cost.tracing.trace import Followed, follow_step, step_memory
 from headwise.cost.workload import Workload
 from headwise.errors import HeadwiseError, UnsupportedError
 from headwise.loading.build import build_module
 
-MAX_TRACES = 14  # enough for every single change and some pairs
-MAX_TRACES_OF_SIZES = 8  # beside them, of the step itself at other batches and lengths: its largest ones are looked for
-MAX_SECONDS = 20.0
+MAX_TRACES = 16
+"""Steps that are traced for one answer beside the step itself: every single change, and some pairs."""
+MAX_EVENTS = 18_000
+"""Births and releases of tensors that are recorded for one answer beside the step itself, about: four seconds. They are
+counted, and not the seconds, so that an answer does not depend on what else a machine does."""
+MORE_TRACES, MORE_EVENTS = 8, 30_000
+"""Beside them, for the step itself at other batches and lengths: its largest ones are looked for."""
+MAX_PASSES = 2  # of an accumulation: the third finds what the second found, and leaves what it left
 NUM_SIZES = {"batch": 2, "seq": 3}
 """How many batches and lengths `between_sizes` needs to tell all others. They double, from the first one or from 2: of
 one text or token torch copies less, as a tensor then lies in memory in any order."""
@@ -46,36 +50,28 @@ class Traced:
     tell another model (fewer heads, a window) nor a step over several devices.
 
     A trace takes seconds for a large model, so few are made: of all batches two, and of all lengths three, where they
-    make the same tensors in the same order; the others are reckoned from those. After some traces it refuses more, and
-    the plan says what was left out.
+    make the same tensors in the same order; the others are reckoned from those. Where the first trace shows that layers
+    that look alike live alike, others at its length run few of them. The step that is asked for first is always traced.
+    When so much was recorded more is refused, and the plan says what was left out: the same on every machine.
 
     Args:
         subject: what a config.json says, or a module.
         name: what to call the model in errors.
         config: what is read of the subject, where its family is known: that of the setups. Default: nothing.
-        max_traces: how many steps may be traced.
-        max_seconds: how long tracing may take in all, as far as no single trace takes longer.
     """
 
-    def __init__(
-        self,
-        subject: Mapping[str, Any] | nn.Module,
-        name: str,
-        *,
-        config: ModelConfig | None = None,
-        max_traces: int = MAX_TRACES,
-        max_seconds: float = MAX_SECONDS,
-    ):
+    def __init__(self, subject: Mapping[str, Any] | nn.Module, name: str, *, config: ModelConfig | None = None):
         self.name, self.config = name, config
         self._subject = subject
-        self._max_traces, self._max_seconds = max_traces, max_seconds
-        self._seconds = 0.0
-        self._num_sizes = 0
+        self._num_events = 0
+        self._most_events = 1  # of one trace
         self._first: Workload | None = None
+        self._regular_seq = 0  # the longest length at which layers were seen to live alike
+        self._is_irregular = False  # whether they were seen not to
         self._ledgers: dict[Workload, Ledger] = {}  # that were traced
         self._steps: dict[Workload, StepMemory] = {}
-        self._unlike: set[tuple[str, Workload]] = set()  # where sizes that were traced do not tell the others
-        self._refused: dict[Workload, UnsupportedError] = {}
+        self._between: dict[tuple[str, Workload], BetweenSizes | None] = {}  # None: those that were traced do not tell
+        self._refused: dict[Workload, HeadwiseError] = {}
         self._forward_flops: dict[tuple[int, int], int] = {}
         self._modules: dict[tuple[tuple[str, int], ...], nn.Module] = {}  # the latest one, by its longer tables
 
@@ -155,29 +151,31 @@ class Traced:
         self._first = self._first or workload
         if workload in self._ledgers:
             return self._ledgers[workload]
+        if workload.accumulation > MAX_PASSES:
+            return self._ledger_of(replace(workload, accumulation=MAX_PASSES))
         twin = TWINS.get(workload.precision)
         if twin and workload.device == "cuda" and workload.compute_capability >= FIRST_WITH_TWINS:
             return _in_float16(self._ledger_of(replace(workload, precision=twin)))  # type: ignore[arg-type]
         for field in NUM_SIZES:
-            ledger = self._between(workload, field)
+            ledger = self._reckoned(workload, field)
             if ledger is not None:
                 return ledger
         return self._traced(workload)
 
-    def _between(self, workload: Workload, field: str) -> Ledger | None:
+    def _reckoned(self, workload: Workload, field: str) -> Ledger | None:
         """Return a ledger by its batch or its length; None where that is to be traced, or does not tell it."""
         size, sizes = getattr(workload, field), self._sizes_for(workload, field)
-        family = (field, _resized(workload, field, sizes[0])) if sizes else (field, workload)
-        if size in (1, getattr(self._first, field), *sizes) or not sizes or family in self._unlike:
+        if size in (1, getattr(self._first, field), *sizes) or not sizes:
             return None
-        try:
-            known = {one: self._ledger_of(_resized(workload, field, one)) for one in sizes}
-        except HeadwiseError:  # too long for the model, or no budget is left: the size itself may do
-            known = {}
-        ledger = between_sizes(known, size) if known else None
-        if ledger is None:
-            self._unlike.add(family)
-        return ledger
+        family = (field, _resized(workload, field, sizes[0]))
+        if family not in self._between:
+            try:  # the longest first: of those below it is known then how layers live
+                known = {one: self._ledger_of(_resized(workload, field, one)) for one in reversed(sizes)}
+            except HeadwiseError:  # too long for the model, or no budget is left: the size itself may do
+                known = {}
+            self._between[family] = between_sizes(known) if known else None
+        between = self._between[family]
+        return None if between is None else between.at(size)
 
     def _sizes_for(self, workload: Workload, field: str) -> tuple[int, ...]:
         """Return the batches or lengths that tell a workload's, none where none do.
@@ -212,34 +210,47 @@ class Traced:
         if workload in self._refused:
             raise self._refused[workload]
         self._require_budget(workload)
-        started = time.perf_counter()
         try:
-            self._ledgers[workload] = self._trace(workload)
-        except UnsupportedError as error:
+            followed = self._trace(workload)
+        except HeadwiseError as error:
             self._refused[workload] = error
+            self._num_events += self._most_events  # how far it came is not known
             raise
-        finally:
-            self._seconds += time.perf_counter() - started
-        return self._ledgers[workload]
+        if followed.is_regular:
+            self._regular_seq = max(self._regular_seq, workload.seq)
+        else:
+            self._is_irregular = True
+        self._num_events += followed.num_events if self._ledgers else 0
+        self._most_events = max(self._most_events, followed.num_events)
+        self._ledgers[workload] = followed.ledger
+        return followed.ledger
 
     def _require_budget(self, workload: Workload) -> None:
-        first = self._first
-        if first is not None and workload == replace(first, batch=workload.batch, seq=workload.seq):
-            self._num_sizes += 1
-            if self._num_sizes <= MAX_TRACES_OF_SIZES:
-                return
-        if len(self._ledgers) < self._max_traces and self._seconds < self._max_seconds:
-            return
-        raise OutOfTime(
-            f"left out to answer in time: steps of {self.name} have to be traced, and {len(self._ledgers)} others were "
-            f"in {self._seconds:.0f} s"
-        )
+        """Refuse a trace when enough was recorded; sizes of the first step are asked for last, and have a part."""
+        assert self._first is not None
+        is_of_sizes = workload == _sized_as(self._first, workload)
+        most_traces = MAX_TRACES + is_of_sizes * MORE_TRACES
+        most_events = MAX_EVENTS + is_of_sizes * MORE_EVENTS
+        if len(self._ledgers) > most_traces or self._num_events >= most_events:
+            raise OutOfTime(
+                f"left out to answer in time: steps of {self.name} have to be traced, and {len(self._ledgers)} others "
+                "were"
+            )
 
-    def _trace(self, workload: Workload) -> Ledger:
+    def _trace(self, workload: Workload) -> Followed:
         module = self._module(workload.seq)
         with explained(self.name):
             inputs = example_inputs(module, batch=workload.batch, seq=workload.seq)
-            return trace_step(module, inputs, workload)
+            return follow_step(module, inputs, workload, is_regular=self._are_layers_regular(workload.seq))
+
+    def _are_layers_regular(self, seq: int) -> bool | None:
+        """Tell whether layers that look alike live alike at a length; None: not known.
+
+        What looks at a layer's number may do so at long texts alone (a window).
+        """
+        if self._is_irregular:
+            return False
+        return True if seq <= self._regular_seq else None
 
     def _forward(self, workload: Workload) -> int:
         size = (workload.batch, workload.seq)
@@ -260,6 +271,11 @@ class Traced:
         if longer not in self._modules:
             self._modules = {longer: build_module({**subject, **dict(longer)}, name=self.name)}
         return self._modules[longer]
+
+
+def _sized_as(workload: Workload, other: Workload) -> Workload:
+    """Return a workload with the batch and the length of another."""
+    return replace(workload, batch=other.batch, seq=other.seq)
 
 
 def _resized(workload: Workload, field: str, size: int) -> Workload:

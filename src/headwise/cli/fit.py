@@ -35,7 +35,7 @@ def fit(
     frozen_layers: Annotated[int, typer.Option(help="first layers that do not learn, embeddings with them")] = 0,
     kv_cache: Annotated[str, typer.Option(help="numbers in the KV cache: model or int8")] = "model",
     shard: Annotated[
-        str | None, typer.Option(help="over --num-gpus: zero1, zero2, zero3 (FSDP), tensor, sequence, context")
+        str | None, typer.Option(help="over --num-gpus: zero1 (DDP), zero2, zero3 (FSDP2), tensor, sequence, context")
     ] = None,
     num_gpus: Annotated[int, typer.Option(help="devices to shard over, and that changes may shard over")] = 8,
     sweep: Annotated[

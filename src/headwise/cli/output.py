@@ -31,13 +31,17 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from headwise.report.text import console_environment
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.percentage:>3.0f}%"),
         TimeElapsedColumn(),
     )
-    console = Console(file=sys.stderr)  # this stream, even while a library's chatter is redirected
+    console = Console(
+        file=sys.stderr, _environ=console_environment()
+    )  # this stream, even while a library's chatter is redirected
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("starting", total=None)
 

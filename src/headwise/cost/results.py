@@ -135,6 +135,11 @@ class LedgerEntry(Result):
     freed: int | None
     line: str | None = None
 
+    @property
+    def is_kv_cache(self) -> bool:
+        """Whether it is keys or values that are kept between calls, or their scales; its kind says how it lives."""
+        return self.kind in ("temporary", "input") and self.name.startswith(("cached ", "scales of cached "))
+
     def is_alive(self, moment: int) -> bool:
         """Whether the tensor holds memory at the moment with this index (born <= moment < freed)."""
         return self.born <= moment and (self.freed is None or moment < self.freed)

@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,11 +52,13 @@ def locate(model: str) -> Location:
         return Location("python", model)
     try:
         if path.is_dir():
-            if not (path / "config.json").is_file():
+            if not os.path.lexists(path / "config.json"):
                 raise ModelError(f"a checkpoint folder must hold a config.json; {model} has none")
             return Location("checkpoint", model)
         if path.is_file():
             return Location("gguf" if path.suffix == ".gguf" else "config", model)
+        if os.path.lexists(path):
+            raise ModelError(f"MODEL {model!r} must be a file or a folder; it is a device, a pipe or a broken link")
     except OSError as error:
         raise ModelError(f"MODEL {model!r} cannot be looked up: {error.strerror or error}") from None
     if path.suffix in (".json", ".gguf") or path.parent != Path():
@@ -117,11 +120,11 @@ def read_json(path: Path) -> object:
     """
     content = read_whole(path, what="a config", max_bytes=MAX_CONFIG_BYTES, error=ModelError)
     try:
-        return json.loads(content.decode("utf-8"))
+        return json.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError:
         raise ModelError(f"{path} must be JSON in UTF-8; it holds other bytes") from None
     except (json.JSONDecodeError, RecursionError) as error:
         detail = f"{error.msg} at line {error.lineno}" if isinstance(error, json.JSONDecodeError) else "nested too deep"
         raise ModelError(f"{path} must be JSON, and is not ({detail}); was it cut short?") from None
-    except ValueError as error:  # a whole number of thousands of digits
-        raise ModelError(f"{path} holds a number that no config has ({error})") from None
+    except ValueError:
+        raise ModelError(f"{path} holds a number that no config has: one of thousands of digits") from None

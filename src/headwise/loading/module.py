@@ -132,9 +132,8 @@ def _load_gguf(path: Path) -> LoadedModule:
     for package in ("gguf", "accelerate"):
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, "gguf")
-    import gguf
-
     transformers = import_transformers()
+    tensors = _names_in_gguf(path)
     with quiet(transformers), one_line(f"the GGUF file {path}"):
         arguments = {"gguf_file": path.name, "local_files_only": True, "trust_remote_code": False}
         config = transformers.AutoConfig.from_pretrained(path.parent, **arguments)
@@ -142,7 +141,7 @@ def _load_gguf(path: Path) -> LoadedModule:
         require_size("block_count", config.num_hidden_layers, maximum=MAX_LAYERS)
         # transformers would build the model all the same, of random weights and default sizes
         last_layer = f"blk.{config.num_hidden_layers - 1}."
-        if not any(tensor.name.startswith(last_layer) for tensor in gguf.GGUFReader(path).tensors):
+        if not any(name.startswith(last_layer) for name in tensors):
             raise ModelError(f"a GGUF file must hold the weights of all its layers; {path} has no {last_layer}*")
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
             path.parent, dtype=torch.float32, output_loading_info=True, **arguments
@@ -151,6 +150,22 @@ def _load_gguf(path: Path) -> LoadedModule:
     _require_all_weights(model, info, path)
     paper, notes = _config_of(model, path.stem)
     return LoadedModule(model.eval(), tokenizer, paper, path.stem, notes)
+
+
+def _names_in_gguf(path: Path) -> list[str]:
+    """Return the names of the tensors in a GGUF file, whose list is read to its end.
+
+    Raises:
+        ModelError: it is no whole GGUF file.
+    """
+    import gguf
+
+    try:
+        return [tensor.name for tensor in gguf.GGUFReader(path).tensors]
+    except Exception as error:  # the reader checks nothing: what it meets in a damaged file may be of any type
+        raise ModelError(
+            f"the GGUF file {path} cannot be loaded: it must be a whole one, and is cut short, damaged or another file"
+        ) from error
 
 
 def _load_python(target: str) -> LoadedModule:

@@ -90,18 +90,21 @@ def tokens_shown(inspection: Inspection) -> str:
     return f"the first {covered:,} of {total:,}" if 0 < covered < total else f"{total:,}"
 
 
-def model_facts(model: ModelSummary) -> list[str]:
-    """Return what the config says of the model, a few words each."""
+def model_facts(model: ModelSummary, *, seq: int = 0) -> list[str]:
+    """Return what the config says of the model, a few words each, and that it is reckoned with more positions."""
     heads = f"{model.num_heads} heads"
     if model.num_kv_heads is not None and model.num_kv_heads != model.num_heads:
         heads += f" on {model.num_kv_heads} key/value heads"
+    positions = f"{model.max_positions:,} positions" if model.max_positions else ""
+    if positions and model.max_positions is not None and seq > model.max_positions:
+        positions += f", reckoned with {seq:,}"
     facts = (
         (model.model_type, model.model_type),
         (model.num_layers, f"{model.num_layers} layers"),
         (model.num_heads, heads),
         (model.embed_dim, f"{model.embed_dim} wide"),
         (model.head_dim, f"{model.head_dim} per head"),
-        (model.max_positions, f"{model.max_positions:,} positions" if model.max_positions else ""),
+        (model.max_positions, positions),
     )
     return [str(words) for value, words in facts if value is not None]
 

@@ -66,6 +66,8 @@ def _place_of(path: str | os.PathLike[str]) -> Path:
     place = Path(os.path.realpath(path))
     if place.is_dir():
         raise OutputError(f"the output must be a file; {str(path)!r} is a folder: name a file in it")
+    if place.is_symlink():  # every link was followed
+        raise OutputError(f"the output must be a file; {str(path)!r} is a link that leads to itself: name a file")
     if place.exists() and not place.is_file():
         # a rename would put a file in the place of the device itself
         raise OutputError(f"the output must be a file; {str(path)!r} is a device or a pipe: name a file")

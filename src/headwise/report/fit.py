@@ -83,7 +83,11 @@ def _answer(plan: FitPlan) -> Iterator[RenderableType]:
     if plan.time is not None:
         yield safe_text(time_sentence(plan.time))
     yield Text()
-    facts = (*step_facts(plan.workload, plan.sharding), *model_facts(plan.model), plan.device.description)
+    facts = (
+        *step_facts(plan.workload, plan.sharding),
+        *model_facts(plan.model, seq=plan.workload.seq),
+        plan.device.description,
+    )
     yield safe_text(" · ".join(facts), style="dim")
     if plan.unmodelled:
         listed = ", ".join(f"{part.what} {format_range(part.low, part.high)}" for part in plan.unmodelled)

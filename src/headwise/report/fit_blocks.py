@@ -9,16 +9,8 @@ from headwise.cost.planning.results import Change
 from headwise.report.fit_figures import SHARDINGS
 from headwise.results import format_bytes
 
-NAMES = {
-    "a num_heads": "a number of heads",
-    "a num_kv_heads": "a number of kv heads",
-    "a hidden_dim": "a feed-forward width",
-    "a seq": "a length",
-    "num_devices": "the number of devices",
-}
-_SHARDING = re.compile(r"\b(?:sharding|kind) '(\w+)'")
+_SHARDING = re.compile(r"\bsharding '(\w+)'")
 _ATTENTION = re.compile(r"\battention '(sdpa|eager)'")
-_NAME = re.compile(rf"\b(?:{'|'.join(NAMES)})\b")
 LEAST_SHARE = 1000
 """A change that frees less than one part in so many of the peak frees nothing that matters."""
 
@@ -85,8 +77,7 @@ def reason_words(change: Change) -> str:
 def plain_reason(why: str) -> str:
     """Return a reason with the words of the changes in place of the names of arguments, which an error speaks of."""
     why = _SHARDING.sub(lambda match: SHARDINGS.get(match[1], match[0]), why)
-    why = _ATTENTION.sub(r"\1 attention", why)
-    return _NAME.sub(lambda match: NAMES[match[0]], why)
+    return _ATTENTION.sub(r"\1 attention", why)
 
 
 def shorten_reason(why: str, limit: int) -> str:

@@ -25,6 +25,7 @@ GLYPHS = {
     "parameter": ("█", "P", "blue"),
     "gradient": ("▓", "G", "cyan"),
     "optimizer": ("▒", "O", "magenta"),
+    "kv_cache": ("▙", "K", "green"),
     "input": ("▖", "i", "white"),
     "saved": ("▚", "S", "yellow"),
     "temporary": ("░", "T", "red"),

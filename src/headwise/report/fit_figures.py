@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from headwise.api.fit_results import FitPlan, TrackedAccuracy
 from headwise.cost.planning.results import Change, Fits, Moment, Path, TimeEstimate
 from headwise.cost.results import Unmodelled
-from headwise.cost.sharding.results import Sharding, Travel
+from headwise.cost.sharding.results import DATA_PARALLEL, Sharding, Travel
 from headwise.cost.workload import Workload
 from headwise.report.figures import format_gap
 from headwise.results import format_bytes
@@ -19,6 +19,7 @@ KINDS = {
     "parameter": "parameters",
     "gradient": "gradients",
     "optimizer": "optimizer",
+    "kv_cache": "KV cache",
     "input": "inputs",
     "saved": "saved",
     "temporary": "temporary",
@@ -33,9 +34,9 @@ OPTIMIZERS = {
 }
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 SHARDINGS = {
-    "zero1": "ZeRO-1",
-    "zero2": "ZeRO-2",
-    "zero3": "ZeRO-3 (FSDP)",
+    "zero1": "ZeRO-1 (DDP)",
+    "zero2": "ZeRO-2 (FSDP2)",
+    "zero3": "ZeRO-3 (FSDP2)",
     "tensor": "tensor parallel",
     "sequence": "tensor and sequence parallel",
     "context": "context parallel",
@@ -148,7 +149,10 @@ def beside_words(part: Beside) -> str:
 def step_facts(workload: Workload, sharding: Sharding | None = None) -> list[str]:
     """Return what is asked of a model, a few words each."""
     texts = "text" if workload.batch == 1 else "texts"
-    facts = [f"{workload.batch:,} {texts} × {workload.seq:,} tokens"]
+    size = f"{workload.batch:,} {texts} × {workload.seq:,} tokens"
+    if sharding is not None and sharding.kind in DATA_PARALLEL:
+        size += f" on each device, {sharding.num_devices * workload.batch:,} in all"
+    facts = [size]
     precision = PRECISIONS.get(workload.precision, workload.precision)
     if workload.phase == "train":
         optimizer = OPTIMIZERS.get(workload.optimizer, workload.optimizer.capitalize())

@@ -5,6 +5,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from headwise.cost.results import Kind, Ledger, LedgerEntry
 
@@ -15,11 +16,14 @@ _MAX_RUNS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class TensorGroup:
-    """Tensors of one name, kind, shape and dtype whose owners differ in numbers alone; `bytes` are those of one."""
+    """Tensors of one name, kind, shape and dtype whose owners differ in numbers alone; `bytes` are those of one.
+
+    `kind`: a field of a `Moment`.
+    """
 
     owner: str
     name: str
-    kind: Kind
+    kind: Kind | Literal["kv_cache"]
     shape: tuple[int, ...]
     dtype: str
     bytes: int
@@ -37,7 +41,7 @@ class _Likeness:
 
     owner: str
     name: str
-    kind: Kind
+    kind: Kind | Literal["kv_cache"]
     shape: tuple[int, ...]
     dtype: str
     bytes: int
@@ -117,7 +121,8 @@ def _split(entry: LedgerEntry) -> tuple[_Likeness, tuple[int, ...]]:
     owner = entry.owner.replace("\0", "\ufffd")  # a name of the user's, who may put anything into it
     numbers = tuple(int(number) for number in _NUMBER.findall(owner))
     owner = _NUMBER.sub("\0", owner)
-    return _Likeness(owner, entry.name, entry.kind, entry.shape, entry.dtype, entry.bytes), numbers
+    kind = "kv_cache" if entry.is_kv_cache else entry.kind
+    return _Likeness(owner, entry.name, kind, entry.shape, entry.dtype, entry.bytes), numbers
 
 
 def _name_owners(owner: str, numbers: Iterable[tuple[int, ...]]) -> str:

@@ -3,6 +3,7 @@
 import codecs
 import io
 import os
+import re
 import sys
 from dataclasses import replace
 
@@ -27,6 +28,8 @@ from headwise.report.headlines import CANNOT_TELL, NOTHING_PREDICTED, VERDICT_TO
 
 MAX_HELD_ROLES = 8
 ASCII = {"·": "|", "×": "x", "–": "-", "−": "-", "…": "~", "µ": "u", "✓": "+", "✗": "x"}
+SIZES = ("COLUMNS", "LINES")
+_SIZE = re.compile(r"0*[1-9][0-9]{0,3}")
 STYLES = {"good": "green", "warn": "yellow", "bad": "red"}
 
 
@@ -35,7 +38,7 @@ def print_report(report: Report) -> None:
     print_renderable(report_renderable(report))
 
 
-LEAST_WIDTH = 40  # columns; a terminal that tells fewer, or none, wraps the lines itself
+LEAST_WIDTH = 60  # columns; a terminal that has fewer wraps the lines itself
 
 
 def print_renderable(renderable: RenderableType) -> None:
@@ -43,12 +46,17 @@ def print_renderable(renderable: RenderableType) -> None:
 
     What the stream's encoding does not have is printed as the nearest ASCII character.
     """
-    console = _Console()
+    console = _Console(_environ=console_environment())
     console.width = max(console.width, LEAST_WIDTH)
     if console.options.ascii_only and isinstance(sys.stdout, io.TextIOWrapper):
         codecs.register_error("headwise.ascii", _nearest_ascii)
         sys.stdout.reconfigure(errors="headwise.ascii")
     console.print(renderable)
+
+
+def console_environment() -> dict[str, str]:
+    """Return the environment for rich, without a width or height that is none: 0 columns, a letter, a million."""
+    return {name: value for name, value in os.environ.items() if name not in SIZES or _SIZE.fullmatch(value)}
 
 
 def _nearest_ascii(error: UnicodeError) -> tuple[str, int]:

@@ -133,4 +133,4 @@ def test_a_tables_gradient_takes_a_float32_row_for_every_ten_tokens_and_for_ever
 
 def test_other_operations_and_cudnn_take_nothing_that_is_known():
     assert attention_workspace(capability=(9, 0)) == {}
-    assert workspace_bytes(torch.ops.aten.mm.default, (), {}) == 0
+    assert workspace_bytes(torch.ops.aten.mm.default, (), {}) is None

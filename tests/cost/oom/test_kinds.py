@@ -352,3 +352,13 @@ def test_a_device_of_no_memory_says_nothing():
     _, evidence, advice = diagnose(message(GIB, capacity_bytes=0, free_bytes=0, allocated_bytes=2 * GIB))
     assert evidence and advice
     assert not any("of the device" in line and "%" in line for line in evidence)
+
+
+def test_one_of_a_unit_is_said_to_be_more_than_that_or_typed_by_hand():
+    figures = "GPU 0 has a total capacity of 14.56 GiB of which 1.00 GiB is free"
+    _, evidence, _ = diagnose(read_message(f"CUDA out of memory. Tried to allocate 1.00 GiB. {figures}"))
+    assert (
+        "torch prints 1,073,741,824 bytes as 1024.00 MiB: 1.00 GiB is a little more, or was typed by hand" in evidence
+    )
+    _, evidence, _ = diagnose(read_message(f"CUDA out of memory. Tried to allocate 2.00 GiB. {figures}"))
+    assert not any("by hand" in line for line in evidence)

@@ -17,6 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headwise.cost.oom.messages import read_message
+from headwise.cost.oom.printed import rounded_by_hand
 from headwise.errors import TextError
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -149,6 +150,57 @@ def test_more_than_an_exabyte_is_a_size():
     message = read_message("torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate more than 1EB memory.")
     assert (message.requested_low_bytes, message.requested_high_bytes) == (2**60, 2**64 - 1)
     assert not message.is_rounded_up
+
+
+UNREADABLE = ("1180591620717411303424 bytes", "-2.00 GiB", "-5 bytes", "1e999 GiB", "nan GiB", "inf GiB", "2,00 GiB")
+UNREADABLE += ("2.00.00 GiB", "9" * 30 + " GiB", "9" * 4_000_000)
+
+
+@pytest.mark.parametrize("size", UNREADABLE, ids=lambda size: size[:30])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {}. GPU 0 has a total capacity of 14.56 GiB",
+        "RuntimeError: CUDA out of memory. Tried to allocate {} (GPU 0; 7.93 GiB total capacity)",
+        "MPS backend out of memory (MPS allocated: 8.00 GB, other allocations: 1.00 GB). Tried to allocate {} on pool.",
+        "DefaultCPUAllocator: can't allocate memory: you tried to allocate {}. Error code 12",
+        "not enough memory: you tried to allocate {}.",
+        "Allocation on device 0 would exceed allowed memory. (out of memory) Requested: {}",
+        "NCCL WARN Failed to CUDA calloc async {}",
+        "unable to mmap {} from file </torch_1>: Cannot allocate memory (12)",
+        "RuntimeError: Invalid buffer size: {}",
+    ],
+)
+def test_a_size_that_no_allocator_prints_is_said_to_be_given_and_not_readable(text, size):
+    with pytest.raises(TextError) as caught:
+        read_message(text.format(size))
+    line = str(caught.value)
+    assert "a size is given that cannot be read" in line and "\n" not in line
+    assert len(line) < 300
+
+
+def test_a_message_that_can_be_read_comes_before_a_size_that_cannot():
+    text = "CUDA out of memory. Tried to allocate nan GiB\nCUDA out of memory. Tried to allocate 2.00 GiB."
+    assert read_message(text).requested_text == "2.00 GiB"
+
+
+@pytest.mark.parametrize("end", ["", ".", "12", "2.0", " more"])
+def test_a_message_that_ends_before_its_size_does_gives_none(end):
+    assert read_message("CUDA out of memory. Tried to allocate " + end).wording.endswith("cut short")
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes", "printed_as"),
+    [("1.00 GiB", GIB, "1024.00 MiB"), ("1.00 MiB", MIB, "1024.00 KiB"), ("1 KiB", KIB, "1024 bytes")],
+)
+def test_what_only_a_hand_rounds_to_one_of_a_unit_is_known(text, num_bytes, printed_as):
+    assert rounded_by_hand(text) == (num_bytes, printed_as)
+    assert printed(num_bytes) == printed_as
+
+
+@pytest.mark.parametrize("text", [None, "1.01 GiB", "2.00 GiB", "11.00 GiB", "1 bytes", "0.50 GiB", "1.00 TiB"])
+def test_no_other_text_is_taken_for_rounded_by_hand(text):
+    assert rounded_by_hand(text) is None
 
 
 def test_of_several_messages_the_first_with_a_size_is_taken_and_they_are_counted():
@@ -345,6 +397,7 @@ def test_pieces_of_messages_in_any_order_never_crash(pieces):
     [
         "Tried to allocate ",
         "CUDA out of memory. Tried to allocate 1 ",
+        "Tried to allocate 1,0 GiB of nothing ",
         "you tried to allocate ",
         "would exceed allowed memory requested: 1",
         "unable to mmap 12 bytes from file ",

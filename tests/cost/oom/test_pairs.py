@@ -1,12 +1,13 @@
 """From the figure of a message to the sizes of the tensor, and from a size to batches and lengths."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwise.cost.heap import segment_bytes
 from headwise.cost.oom.pairs import find_pairs, tensor_ranges
 from headwise.cost.oom.patterns import PROBE_BATCH, PROBE_SEQ, learn_pattern
+from headwise.cost.oom.priors import likely_batches, likely_seqs, other_batches
 from headwise.cost.oom.results import OomMessage
 
 MIB, GIB = 2**20, 2**30
@@ -90,6 +91,64 @@ def test_the_true_pair_is_found_whatever_is_known_and_what_is_known_is_kept(batc
         assert SCORES.bytes_at(pair.batch, pair.seq) == size
         assert told["batch"] in (None, pair.batch)
         assert told["seq"] in (None, pair.seq)
+
+
+LOGITS = learn_pattern((PROBE_BATCH, PROBE_SEQ, 50_257), "float32")
+
+
+@pytest.mark.parametrize(
+    ("batch", "seq"),
+    [(100, 384), (150, 333), (250, 128), (1000, 64), (5000, 37), (66, 500), (83, 512), (700, 100), (713, 128)],
+)
+@pytest.mark.parametrize("pattern", [SCORES, LOGITS], ids=["scores", "logits"])
+def test_a_round_batch_at_any_length_and_any_batch_at_a_round_length_are_found(pattern, batch, seq):
+    size = pattern.bytes_at(batch, seq)
+    for width in (0, size // 500):
+        pairs = find_pairs(pattern, ((size - width, size + width),), limit=10_000)
+        assert (batch, seq) in [(pair.batch, pair.seq) for pair in pairs]
+
+
+@settings(max_examples=15, deadline=None)
+@given(batch=st.integers(1, 512), seq=st.integers(64, 4096))
+def test_from_an_exact_size_any_batch_up_to_512_is_found(batch, seq):
+    """A size in bytes, as a CPU says it, has few divisors."""
+    for pattern in (SCORES, LOGITS):
+        size = pattern.bytes_at(batch, seq)
+        assert (batch, seq) in [(pair.batch, pair.seq) for pair in find_pairs(pattern, ((size, size),))]
+
+
+@pytest.mark.parametrize(("low", "high"), [(1, 2**62), (2**30, 2**32), (2**62, 2**62), (4, 4)])
+def test_however_wide_a_range_is_few_pairs_are_looked_at(low, high):
+    looked_at = 0
+
+    class Counting(type(LOGITS)):
+        def bytes_at(self, batch, seq):
+            nonlocal looked_at
+            looked_at += 1
+            return super().bytes_at(batch, seq)
+
+    for pattern in (SCORES, LOGITS):
+        assert len(find_pairs(Counting(pattern.dims, pattern.dtype), ((low, high),))) <= 400
+    # At most 4 lengths for each batch and 3 batches for each length; any batch only where few pairs have the size.
+    num_batches = len(likely_batches()) + (len(other_batches()) if high < 2 * low else 0)
+    assert looked_at <= 2 * (4 * num_batches + 3 * len(likely_seqs(None)) + 1)
+
+
+def test_where_one_of_the_two_is_known_many_of_the_other_are_tried():
+    size = LOGITS.bytes_at(44, 830)
+    ranges = ((size - size // 100, size + size // 100),)  # 8 lengths to either side
+    seqs = {pair.seq for pair in find_pairs(LOGITS, ranges, batch=44)}
+    assert set(range(823, 838)) <= seqs
+    size = LOGITS.bytes_at(830, 44)
+    ranges = ((size - size // 100, size + size // 100),)
+    assert set(range(823, 838)) <= {pair.batch for pair in find_pairs(LOGITS, ranges, seq=44)}
+
+
+def test_no_pair_has_more_tokens_than_a_step_may_have():
+    pooled = learn_pattern((PROBE_BATCH, 768), "float32")
+    size = pooled.bytes_at(697_344, 1)
+    assert [pair.batch for pair in find_pairs(pooled, ((size, size),), seq=512)] == [697_344]
+    assert find_pairs(pooled, ((size, size),), seq=2**31 - 1) == []
 
 
 def test_a_size_that_depends_on_one_of_the_two_says_nothing_of_the_other():

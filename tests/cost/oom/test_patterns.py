@@ -12,6 +12,7 @@ from headwise.cost.oom.patterns import (
     Dim,
     batches_within,
     learn_pattern,
+    length_at,
     seqs_within,
     value_at,
 )
@@ -70,3 +71,10 @@ def test_lengths_and_batches_are_found_from_the_exact_size(batch, seq, sink, squ
 
 def test_a_dimension_is_rounded_up():
     assert Dim(1, 8, has_batch=True, has_seq=True).at(3, 3) == 2
+
+
+@given(batch=st.integers(1, 64), seq=st.integers(1, 4096))
+def test_the_length_of_a_value_is_the_one_that_gives_it(batch, seq):
+    for poly in ((5.0, 3.0, 7.0, 2.0, 1.0, 4.0), (5.0, 3.0, 0.0, 2.0, 0.0, 0.0), (0.0, 0.0, 0.0, 0.0, 0.0, 4.0)):
+        assert length_at(poly, batch, value_at(poly, batch, seq)) == pytest.approx(seq)
+    assert length_at((5.0, 3.0, 0.0, 0.0, 0.0, 0.0), batch, 100) == 0

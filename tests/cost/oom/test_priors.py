@@ -1,6 +1,16 @@
 """Round batches and lengths come first."""
 
-from headwise.cost.oom.priors import batch_prior, likely_batches, roundest, seq_prior, tokens_prior
+import pytest
+
+from headwise.cost.oom.priors import (
+    batch_prior,
+    likely_batches,
+    likely_seqs,
+    other_batches,
+    roundest,
+    seq_prior,
+    tokens_prior,
+)
 
 
 def test_powers_of_two_come_before_multiples_of_64_and_those_before_odd_lengths():
@@ -25,6 +35,25 @@ def test_steps_of_more_than_128k_tokens_are_rarer():
 def test_every_batch_up_to_64_is_tried():
     assert likely_batches()[:64] == tuple(range(1, 65))
     assert max(likely_batches()) == 2**20
+
+
+@pytest.mark.parametrize("step", [8, 10, 25, 50])
+def test_every_round_batch_up_to_512_is_tried_and_some_beyond(step):
+    assert set(range(step, 513, step)) <= set(likely_batches())
+    assert {600, 750, 1000, 1500, 2000, 5000} <= set(likely_batches())
+    assert not set(other_batches()) & set(likely_batches())
+    assert set(range(1, 513)) <= {*other_batches(), *likely_batches()}
+
+
+def test_round_batches_come_before_their_neighbours_and_after_powers_of_two():
+    for batch in (100, 150, 250, 300, 1000):
+        assert batch_prior(batch) > 2 * batch_prior(batch + 1)
+        assert batch_prior(batch) < batch_prior(2 ** (batch.bit_length() - 1))
+
+
+def test_any_batch_is_tried_at_round_lengths_and_at_the_models_longest():
+    assert {128, 384, 500, 512, 1000, 4096, 5000, 2**17} <= set(likely_seqs(None))
+    assert 1234 in likely_seqs(1234) and 1234 not in likely_seqs(None)
 
 
 def test_the_roundest_numbers_of_a_range_come_first():

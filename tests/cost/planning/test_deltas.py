@@ -42,6 +42,21 @@ def with_heads(config, num_heads, num_kv_heads, head_dim):
     return replace(config, blocks=tuple(block(old) for old in config.blocks))
 
 
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (GPT2, "LoRA of rank 16 on fused q, k and v"),
+        (QWEN, "LoRA of rank 16 on q and v"),
+        (shallow("deepseek-v3", 1), None),
+    ],
+    ids=["gpt2", "qwen3", "deepseek-v3"],
+)
+def test_adapters_are_named_by_the_projections_that_get_them(config, words):
+    row = try_one("lora", Setup(config=config, workload=Workload(batch=1, seq=8)), num_devices=1)
+    assert row.applies is (words is not None)
+    assert row.change == words if words else row.why.startswith("the model has no projections of queries and values")
+
+
 def with_window(config, window_size):
     mask = SlidingWindow(window_size)
     blocks = tuple(replace(old, attention=replace(old.attention, mask=mask)) for old in config.blocks)

@@ -35,10 +35,30 @@ def test_each_moment_has_the_bytes_of_each_kind():
     ]
 
 
-def test_the_kinds_of_every_moment_add_up_to_what_is_alive():
-    ledger = predict_ledger(preset("gpt2"), Workload(batch=3, seq=17, loss="cross_entropy", checkpoint="full"))
+@pytest.mark.parametrize(
+    "step",
+    [
+        {"loss": "cross_entropy", "checkpoint": "full"},
+        {"phase": "prefill"},
+        {"phase": "decode", "kv_cache": "int8"},
+    ],
+)
+def test_the_kinds_of_every_moment_add_up_to_what_is_alive(step):
+    ledger = predict_ledger(preset("gpt2"), Workload(batch=3, seq=17, **step))
     assert tuple(moment.total for moment in timeline(ledger)) == ledger.bytes_by_moment
     assert tuple(moment.moment for moment in timeline(ledger)) == ledger.moments
+
+
+@pytest.mark.parametrize(("phase", "first"), [("prefill", 0), ("decode", 16)])
+def test_what_is_kept_between_calls_is_a_kind_of_its_own(phase, first):
+    """12 layers keep a key and a value of 768 numbers for each of 3 x 17 tokens; a decode finds all but the last."""
+    per_token = 12 * 2 * 768 * 4 * 3
+    moments = timeline(predict_ledger(preset("gpt2"), Workload(batch=3, seq=17, phase=phase)))
+    assert (moments[0].kv_cache, moments[-1].kv_cache) == (first * per_token, 17 * per_token)
+    assert moments[0].input < 1000  # token ids alone
+    of_layer = timeline(predict_ledger(preset("gpt2"), Workload(batch=3, seq=17, phase=phase, kv_cache="int8")))
+    assert of_layer[-1].kv_cache == 17 * per_token // 4 + 17 * 3 * 12 * 2 * 12 * 4  # and a scale for each head
+    assert all(moment.kv_cache == 0 for moment in timeline(predict_ledger(preset("gpt2"), Workload(batch=3, seq=17))))
 
 
 def test_the_largest_at_the_peak_are_alive_then_and_in_order():

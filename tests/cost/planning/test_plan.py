@@ -186,7 +186,7 @@ def test_a_step_that_is_spread_already_is_not_spread_again():
     sharding = Sharding(kind="zero3", num_devices=4)
     planned = plan(Unreplayed(), Setup(config=GPT2, workload=Workload(batch=2, seq=64), sharding=sharding), A100)
     row = next(change for change in planned.changes if change.key == "tensor")
-    assert row.why == "already spread over 4 devices by zero3"
+    assert row.why == "already spread over 4 devices: FSDP2 (ZeRO-3)"
     assert (
         planned.verdict.unmodelled_high_bytes
         > plan(Unreplayed(), Setup(config=GPT2, workload=Workload(batch=2, seq=64)), A100).verdict.unmodelled_high_bytes

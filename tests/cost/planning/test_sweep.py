@@ -5,12 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwise.config.presets import preset
+from headwise.cost.devices import find_device
 from headwise.cost.memory import predict_step
 from headwise.cost.planning.closed_form import ClosedForm
 from headwise.cost.planning.limits import largest_seq
 from headwise.cost.planning.positions import with_positions
 from headwise.cost.planning.setup import Setup
 from headwise.cost.planning.sweep import parse_axes, parse_range, sweep_sizes
+from headwise.cost.planning.verdict import Judge
 from headwise.cost.results import Device
 from headwise.cost.workload import Workload
 from headwise.errors import ConfigError
@@ -31,12 +33,50 @@ def test_a_sweep_predicts_every_point_also_beyond_the_position_table():
 
 def test_the_frontier_is_the_largest_length_at_each_batch():
     setup = Setup(config=GPT2, workload=Workload(batch=1, seq=64, device="cpu"))
-    result = sweep_sizes(ClosedForm(), setup, CPU, (2, 5), (256,))
+    result = sweep_sizes(ClosedForm(), setup, CPU, (1, 2, 3, 1000, 1001, 1002), (256,))
     for edge in result.frontier:
         alone = Setup(config=GPT2, workload=Workload(batch=edge.batch, seq=64, device="cpu"))
         assert edge.largest_seq == largest_seq(ClosedForm(), alone, CPU)
         assert not edge.is_limit
     assert result.frontier[0].largest_seq > result.frontier[1].largest_seq
+
+
+def test_each_edge_fits_and_the_next_length_does_not():
+    t4 = find_device("t4")
+    setup = Setup(config=GPT2, workload=Workload(batch=1, seq=512, compute_capability=(7, 5)))
+    judge = Judge(ClosedForm(), t4)
+    edges = sweep_sizes(ClosedForm(), setup, t4, (1, 2, 3, 7, 50, 5003), judge=judge).frontier
+    lengths = [edge.largest_seq for edge in edges]
+    assert lengths == sorted(lengths, reverse=True) and lengths[0] > 8000
+    for edge in edges:
+        at_edge, beyond = (
+            replace(setup, workload=replace(setup.workload, batch=edge.batch, seq=edge.largest_seq + more))
+            for more in (0, 1)
+        )
+        config = with_positions(GPT2, edge.largest_seq + 1)
+        assert judge.fits(replace(at_edge, config=config)) == "yes"
+        assert judge.fits(replace(beyond, config=config)) != "yes"
+
+
+def test_edges_are_found_with_few_steps():
+    setup = Setup(config=GPT2, workload=Workload(batch=1, seq=64, device="cpu"))
+    judge = Judge(ClosedForm(), CPU)
+    batches = tuple(range(1, 41))
+    edges = sweep_sizes(ClosedForm(), setup, CPU, batches, judge=judge).frontier
+    assert [edge.batch for edge in edges] == list(batches)
+    assert judge.num_judged < 5 * len(batches)  # one of them is the point
+    beyond = sweep_sizes(ClosedForm(), setup, CPU, tuple(range(2**22, 2**22 + 40)), judge=judge).frontier
+    assert {edge.largest_seq for edge in beyond} == {None}
+    assert judge.num_judged < 5 * len(batches) + 2 * len(beyond)
+
+
+def test_a_sweep_of_layers_that_do_not_repeat_has_fewer_points():
+    blocks = [GPT2.blocks[0], replace(GPT2.blocks[0], dropout_p=0.25)]
+    layers = [blocks[number.bit_count() % 2] for number in range(96)]  # no cycle comes twice in a row
+    setup = Setup(config=replace(GPT2, blocks=tuple(layers)), workload=Workload(batch=1, seq=64, device="cpu"))
+    sizes = tuple(range(1, 21))
+    with pytest.raises(ConfigError, match="at most 34 points of this model, to end in seconds; got 20 batches x 20"):
+        sweep_sizes(ClosedForm(), setup, CPU, sizes, sizes)
 
 
 def test_a_batch_of_which_nothing_fits_has_no_length():

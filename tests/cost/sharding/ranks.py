@@ -12,7 +12,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import time
 from bisect import bisect_right
 from collections import Counter
 from pathlib import Path
@@ -32,11 +31,12 @@ from torch.nn.parallel import DistributedDataParallel
 from headwise.cost.running.peaks import CpuPeaks
 
 SECONDS = 200  # after which a process that hangs ends itself
-NUM_STEPS = 16  # on a busy machine the threads of gloo let go of a tensor late in most of them
+NUM_STEPS = 3  # the first makes the optimizer's states, and DDP orders its buckets anew in the second
 MARK_BYTES = 1
 RANGE = "headwise: "
+COLLECTIVE = "collective"
+COLLECTIVES = (COLLECTIVE, "c10d::")
 MOMENTS = ("forward", "backward", "optimizer step")
-PAUSE_SECONDS, PATIENCE_SECONDS = 0.001, 0.02  # for gloo's threads to let go of a tensor
 SENT = Counter()
 PLAN = {
     "self_attn.q_proj": ColwiseParallel,
@@ -136,7 +136,7 @@ STRATEGIES = {
 
 
 def run(case, mesh):
-    """Run some steps; return the bytes that stand between them, what each held above them, and what the last sent."""
+    """Run some steps; return the bytes that stand between them, and what the last held above them and sent."""
     torch.manual_seed(0)
     dist.barrier()
     gc.collect()
@@ -173,16 +173,20 @@ def run(case, mesh):
         "state_bytes": local_bytes(tensors_in(optimizer)),
         "standing_bytes": standing_bytes(model, optimizer, ids, labels),
         "sent_bytes": sum(SENT.values()),
-        "steps": read_steps(peaks.bytes_by_moment),
+        "held_bytes": read_last_step(peaks.bytes_by_moment),
     }
 
 
 class OwnPeaks(CpuPeaks):
-    """Peaks of what the step itself allocates: not of what gloo allocates within a collective and frees there."""
+    """Peaks of what the step itself allocates: not of what gloo allocates within a collective and frees there.
+
+    A reduce-scatter of gloo copies its input, and divides what comes of it: a few bytes of a division are the peak if
+    they are taken for the step's own.
+    """
 
     def read(self):
         events = self.profiler.profiler.kineto_results.events()
-        collectives = merge((one.start_ns(), one.end_ns()) for one in events if one.name().startswith("c10d::"))
+        collectives = merge((one.start_ns(), one.end_ns()) for one in events if one.name().startswith(COLLECTIVES))
         beginnings = [begin for begin, _ in collectives]
         ranges = sorted((one.start_ns(), one.name()) for one in events if one.name().startswith(RANGE))
         starts = [start for start, _ in ranges]
@@ -209,17 +213,11 @@ def merge(spans):
     return merged
 
 
-def read_steps(bytes_by_moment):
-    """Return for each step but the first what it held at most above its beginning, by moment, and what it left behind.
-
-    A thread of gloo may drop the last hold of a tensor, which the profiler does not see: such bytes are left behind.
-    """
-    between = [bytes_by_moment[f"{step}: between"] - MARK_BYTES for step in range(NUM_STEPS)]
-    return [
-        {name: bytes_by_moment[f"{step}: {name}"] - between[step - 1] for name in MOMENTS}
-        | {"left": between[step] - between[step - 1]}
-        for step in range(1, NUM_STEPS)
-    ]
+def read_last_step(bytes_by_moment):
+    """Return what the last step held at most above its beginning, by moment."""
+    last = NUM_STEPS - 1
+    before = bytes_by_moment[f"{last - 1}: between"] - MARK_BYTES
+    return {name: bytes_by_moment[f"{last}: {name}"] - before for name in MOMENTS}
 
 
 def standing_bytes(model, optimizer, *inputs):
@@ -246,30 +244,37 @@ def local_bytes(tensors):
     return sum(storages.values())
 
 
-def watch(module, name, times):
-    """Count what a collective operation sends, as `times` the largest tensor given to it, and let its threads finish.
+class OneThread(dist.ProcessGroupGloo):
+    """gloo with one thread for its operations: it has let go of the tensors of one when it begins the next."""
 
-    A thread of gloo drops its hold of a tensor a little after the operation is done.
+    def __init__(self, store, rank, size, timeout):
+        options = dist.ProcessGroupGloo._Options()
+        options._devices, options._threads, options._timeout = [self.create_default_device()], 1, timeout
+        super().__init__(store, rank, size, options)
+
+
+def watch(module, name, times):
+    """Count what a collective operation sends, as `times` the largest tensor given to it, and let its thread finish.
+
+    Tensors in flight are then those that Python holds, however busy the machine is: without, gloo's threads drop their
+    hold whenever they come to it.
     """
-    function = getattr(module, name)
+    function, marker = getattr(module, name), torch.zeros(1)
 
     def counted(*args, **keywords):
         tensors = [one for one in (*args, *keywords.values()) if isinstance(one, torch.Tensor)]
         SENT[name] += int(times * max(one.numel() * one.element_size() for one in tensors))
-        storages = [one.untyped_storage()._cdata for one in tensors]
-        holds = [torch._C._storage_Use_Count(one) for one in storages]
-        result = function(*args, **keywords)
-        time.sleep(PAUSE_SECONDS)
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while time.monotonic() < deadline and any(map(is_held_more, storages, holds)):
-            time.sleep(0.001)
-        return result
+        if "async_op" not in keywords:
+            result = function(*args, **keywords)
+            dist.all_reduce(marker)
+            return result
+        with torch.profiler.record_function(COLLECTIVE):  # beginning and end of what gloo makes for itself
+            work = function(*args, **keywords | {"async_op": True})
+            work.wait()
+            dist.all_reduce(marker)
+            return work if keywords["async_op"] else None
 
     setattr(module, name, counted)
-
-
-def is_held_more(storage, holds):
-    return torch._C._storage_Use_Count(storage) > holds
 
 
 def serve(rank, ranks, cases, folder):
@@ -284,6 +289,7 @@ def serve(rank, ranks, cases, folder):
     watch(collectives, "all_reduce", 2 * (ranks - 1) / ranks)
     watch(collectives, "permute_tensor", 1)
     watch(collectives, "wait_tensor", 0)
+    dist.distributed_c10d.ProcessGroupGloo = OneThread
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{ranks}", rank=rank, world_size=ranks)
     mesh = init_device_mesh("cpu", (ranks,))
     results = {case["name"]: run(case, mesh) for case in cases}

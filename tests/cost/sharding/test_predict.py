@@ -416,12 +416,22 @@ def test_adapters_are_sharded_with_the_weights_and_alone_have_gradients():
 @pytest.mark.parametrize(
     ("changes", "asked", "kind", "text"),
     [
-        ({"num_attention_heads": 6, "num_key_value_heads": 6}, {}, "tensor", "num_heads that num_devices divides"),
-        ({"intermediate_size": 98}, {}, "sequence", "hidden_dim that num_devices divides; got 98 and 4"),
+        (
+            {"num_attention_heads": 6, "num_key_value_heads": 6},
+            {},
+            "tensor",
+            "number of heads that the number of devices divides",
+        ),
+        (
+            {"intermediate_size": 98},
+            {},
+            "sequence",
+            "feed-forward width that the number of devices divides; got 98 and 4",
+        ),
         ({"num_attention_heads": 12, "num_key_value_heads": 6}, {}, "tensor", "got 6 and 4"),
-        ({}, {"lora": Lora(rank=2)}, "tensor", "give kind 'zero3'"),
-        ({}, {"seq": 63}, "sequence", "seq that num_devices divides; got 63 and 4"),
-        ({}, {"seq": 63}, "context", "seq that num_devices divides; got 63 and 4"),
+        ({}, {"lora": Lora(rank=2)}, "tensor", "take sharding 'zero3'"),
+        ({}, {"seq": 63}, "sequence", "length that the number of devices divides; got 63 and 4"),
+        ({}, {"seq": 63}, "context", "length that the number of devices divides; got 63 and 4"),
         ({}, {"attention": "eager"}, "context", "needs attention 'sdpa'"),
         ({}, {"precision": "fp32"}, "context", "needs a fused kernel; got 'math'"),
         ({}, {"phase": "decode"}, "context", "a decode has one"),

@@ -31,6 +31,7 @@ LLAMA = SHARED | {
 GPT2 = SHARED | {"n_embd": 33, "n_head": 3, "n_positions": 37, "n_layer": 3, "embd_pdrop": 0.1, "attn_pdrop": 0.0}
 ODD = LLAMA | {"hidden_size": 39, "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 89}
 EVEN = LLAMA | {"vocab_size": 104}
+WORDY = LLAMA | {"vocab_size": 603, "hidden_size": 24}  # scores, whose last part is padded, are the peak of forward
 FLAT = LLAMA | {"num_hidden_layers": 1, "intermediate_size": 8, "vocab_size": 12, "head_dim": 2, "hidden_size": 68}
 # bfloat16 products are slow on CPUs
 NARROW = LLAMA | {
@@ -63,7 +64,7 @@ CASES = {
     "zero3 of 4, checkpointed": {"kind": "zero3", "ranks": 4, "checkpoint": "full", "config": ODD},
     "zero3 of 4, gpt2": {"kind": "zero3", "ranks": 4, "family": "gpt2", "config": GPT2},
     "tensor": {"kind": "tensor", "config": EVEN, "checkpoint": "full"},
-    "tensor of 4": {"kind": "tensor", "config": EVEN, "ranks": 4},
+    "tensor of 4, words not divided": {"kind": "tensor", "config": WORDY, "ranks": 4},
     "tensor of narrow branches": {"kind": "tensor", "batch": 5, "config": FLAT},
     "context of 4": {"kind": "context", "ranks": 4, "seq": 44},
 }
@@ -114,13 +115,8 @@ def asked(name, ranks):
 
 
 def most_held(ranks, phase):
-    """Two bounds of the most that a process held in a phase, in the step that counts least of what is gloo's.
-
-    What a step left behind was dropped by a thread that the profiler does not see, sometime in the step, and may count.
-    """
-    low = max(rank["standing_bytes"] + min(step[phase] - step["left"] for step in rank["steps"]) for rank in ranks)
-    high = max(rank["standing_bytes"] + min(step[phase] for step in rank["steps"]) for rank in ranks)
-    return low, high
+    """The most that a process held in a phase of its last step."""
+    return max(rank["standing_bytes"] + rank["held_bytes"][phase] for rank in ranks)
 
 
 def most_predicted(ledger, phase):
@@ -137,12 +133,10 @@ def test_weights_and_states_of_a_device_are_measured_ones_to_the_byte(measured, 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_a_device_holds_at_most_is_within_two_percent_of_the_measured_in_every_phase(measured, name):
+def test_what_a_device_holds_at_most_is_within_one_percent_of_the_measured_in_every_phase(measured, name):
     ledger = predict_sharded_ledger(*asked(name, measured[name]))
     for phase in ("forward", "backward", "optimizer step"):
-        low, high = most_held(measured[name], phase)
-        predicted = most_predicted(ledger, phase)
-        assert 0.98 * low <= predicted <= 1.02 * high, f"{phase}: {predicted:,}, measured {low:,} to {high:,}"
+        assert most_predicted(ledger, phase) == pytest.approx(most_held(measured[name], phase), rel=0.01), phase
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "zero1" not in name])  # DDP sends from C++

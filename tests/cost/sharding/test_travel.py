@@ -203,5 +203,5 @@ def test_what_a_device_sends_hardly_grows_with_their_number(kind):
 
 
 def test_what_cannot_be_spread_sends_nothing_and_says_so():
-    with pytest.raises(UnsupportedError, match="num_heads that num_devices divides"):
+    with pytest.raises(UnsupportedError, match="number of heads that the number of devices divides"):
         travels(llama(), workload(), Sharding(kind="tensor", num_devices=3))

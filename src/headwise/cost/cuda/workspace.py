@@ -30,7 +30,7 @@ def workspace_bytes(
     kwargs: dict[str, Any],
     *,
     compute_capability: tuple[int, int] = (8, 0),
-) -> int:
+) -> int | None:
     """Return the bytes that an operation takes on a CUDA device beside its results, while it runs.
 
     Args:
@@ -38,11 +38,12 @@ def workspace_bytes(
         compute_capability: of the CUDA device.
 
     Returns:
-        The bytes; 0 for an operation that takes none, or of which they are not known (see above).
+        The bytes, which may be 0 at a size; None for an operation that takes none, or of which they are not known (see
+        above).
     """
     count = _COUNTS.get(operation)
     if count is None:
-        return 0
+        return None
     names = [argument.name for argument in operation._schema.arguments]
     return count({**dict(zip(names, args, strict=False)), **kwargs}, compute_capability)
 

@@ -54,11 +54,15 @@ class Visit(NamedTuple):
 
 @dataclass(frozen=True)
 class LearnedStep:
-    """All allocations of a step in order, and what the optimizer's states take once they are there."""
+    """All allocations of a step in order, and what the optimizer's states take once they are there.
+
+    `reaches_windows`: whether it is of texts at least as long as the windows of the model's layers.
+    """
 
     workload: Workload
     births: tuple[Birth, ...]
     states_bytes: int
+    reaches_windows: bool = True
 
     @cached_property
     def clusters(self) -> tuple[Cluster, ...]:

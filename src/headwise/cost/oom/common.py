@@ -9,6 +9,7 @@ from headwise.config.model import ModelConfig
 from headwise.config.presets import PRESETS, preset
 from headwise.cost.oom.births import Birth, MomentKind
 from headwise.cost.oom.patterns import ZERO, Dim, Pattern
+from headwise.cost.oom.steps import has_bfloat16
 from headwise.cost.parameters import count_parameters
 
 MAX_SIZES = 8  # of each kind, of one model
@@ -17,9 +18,13 @@ BATCH = Dim(1, 1, has_batch=True)
 SEQ = Dim(1, 1, has_seq=True)
 ONE = Dim(1)
 
-# Judgement, not measurement: how often a tensor of each kind is the one that fails, and in which dtype.
+# Judgement, not measurement: how often a tensor of each kind is the one that fails, and in which dtype. Before Ampere
+# the narrow one is float16, and fewer train in it alone.
 _KINDS = {"scores": 0.4, "logits": 0.3, "hidden": 0.08, "feed-forward": 0.08, "cache": 0.06, "mask": 0.06, "flat": 0.02}
 _DTYPES = {"float32": 0.5, "bfloat16": 0.5}
+_DTYPES_BEFORE_AMPERE = {"float32": 0.6, "float16": 0.4}
+_DTYPES_OF: dict[str, tuple[str, ...]] = {"fp32": ("float32",), "bf16": ("bfloat16",), "fp16": ("float16",)}
+_DTYPES_OF |= {"amp-bf16": ("float32", "bfloat16"), "amp-fp16": ("float32", "float16")}
 
 # Where no model is given: sizes of many models, beside those of the presets.
 _HEADS = (8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 71, 80, 96, 128)
@@ -37,13 +42,24 @@ class Common(NamedTuple):
     models: tuple[str, ...]
 
 
-def common_tensors(config: ModelConfig | None) -> Sequence[Common]:
-    """Return the tensors that are tried without a step: of one model, or of many where it is None."""
-    return _of_many() if config is None else list(_list_tensors(_sizes_of(config), {}))
+def common_tensors(
+    config: ModelConfig | None, *, precision: str | None = None, capability: tuple[int, int] = (8, 0)
+) -> Sequence[Common]:
+    """Return the tensors that are tried without a step.
+
+    Args:
+        config: the model that has them; None = any.
+        precision: of the step, which gives the dtypes. Default: not known.
+        capability: compute capability of the device, which says what it can be.
+    """
+    dtypes = _DTYPES if has_bfloat16(capability) else _DTYPES_BEFORE_AMPERE
+    if precision is not None:
+        dtypes = dict.fromkeys(_DTYPES_OF[precision], 1 / len(_DTYPES_OF[precision]))
+    return _of_many(*dtypes.items()) if config is None else tuple(_list_tensors(_sizes_of(config), {}, dtypes))
 
 
 @cache
-def _of_many() -> Sequence[Common]:
+def _of_many(*dtypes: tuple[str, float]) -> Sequence[Common]:
     sizes: dict[str, dict[object, list[str]]] = {
         "scores": {size: [] for size in _HEADS},
         "logits": {size: [] for size in _VOCABULARIES},
@@ -56,7 +72,7 @@ def _of_many() -> Sequence[Common]:
         for kind, values in _sizes_of(preset(name)).items():
             for value in values if kind != "flat" else ():
                 sizes[kind].setdefault(value, []).append(name)
-    return tuple(_list_tensors({kind: tuple(values) for kind, values in sizes.items()}, sizes))
+    return tuple(_list_tensors({kind: tuple(values) for kind, values in sizes.items()}, sizes, dict(dtypes)))
 
 
 def _sizes_of(config: ModelConfig) -> dict[str, tuple[object, ...]]:
@@ -77,14 +93,16 @@ def _sizes_of(config: ModelConfig) -> dict[str, tuple[object, ...]]:
 
 
 def _list_tensors(
-    sizes: Mapping[str, Sequence[object]], models: Mapping[str, Mapping[object, list[str]]]
+    sizes: Mapping[str, Sequence[object]],
+    models: Mapping[str, Mapping[object, list[str]]],
+    dtypes: Mapping[str, float],
 ) -> Iterator[Common]:
     for kind, values in sizes.items():
         for value in values:
             name, owner, moment, dims = _shape(kind, value)
             known = tuple(models.get(kind, {}).get(value, ()))
             prior = _KINDS[kind] * (1.0 + len(known)) / (len(values) + sum(map(len, models.get(kind, {}).values())))
-            for dtype, share in _DTYPES.items():
+            for dtype, share in dtypes.items():
                 pattern = Pattern(dims, dtype)
                 yield Common(
                     Birth(name, "temporary", owner, None, moment, pattern, ZERO, ZERO, "never", 1),

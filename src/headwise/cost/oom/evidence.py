@@ -21,7 +21,7 @@ _ELSEWHERE = 0.03  # chance that something else is in the allocator too, so that
 # workspaces add 8 to 72.
 _ABOVE = ((0.5, 0.0, 3.0 * BYTES_PER_MIB), (0.3, 0.0, 24.0 * BYTES_PER_MIB), (0.2, 0.004, 24.0 * BYTES_PER_MIB))
 _BELOW = 1.0 * BYTES_PER_MIB
-_FAR = 6  # so many times as far, nothing is left of the chance
+_FAR = 4  # so many times as far, hardly anything is left of the chance
 
 # The least and the most of a device that a process fills with tensors before it fails: the rest is its context,
 # libraries and holes between blocks.
@@ -77,13 +77,17 @@ def density(observed: int, before: int | float, growth: int | float, times: int)
     margin = _FAR * (_ABOVE[-1][1] * high + _ABOVE[-1][2])
     if observed < low - 16 * _BELOW or observed > high + margin:
         return 0.0
+    rounding = printed_within(observed)
     if high - low <= _BELOW:
-        return times * _density(observed, (low + high) / 2)
+        return times * _density(observed, (low + high) / 2, rounding)
     reach = int(margin / abs(growth)) + 1
     nearest = round((observed - before) / growth)
     ahead, behind = (1, reach) if growth > 0 else (reach, 1)
     places = range(max(0, nearest - behind), min(times - 1, nearest + ahead) + 1)
-    return sum((_density(observed, before + growth * place) for place in places), start=0.0)
+    found = 0.0
+    for place in places:
+        found += _density(observed, before + growth * place, rounding)
+    return found
 
 
 def printed_within(observed: int) -> float:
@@ -91,19 +95,17 @@ def printed_within(observed: int) -> float:
     return 0.00501 * BYTES_PER_GIB if observed >= BYTES_PER_GIB else 0.00501 * BYTES_PER_MIB
 
 
-def _density(observed: int, predicted: int | float) -> float:
-    rounding = printed_within(observed)
+def _density(observed: int, predicted: int | float, rounding: float) -> float:
     distance = observed - predicted
-    if distance < -rounding:
-        beyond = exp((distance + rounding) / _BELOW)
-        distance = 0.0
+    if distance > rounding:
+        beyond, distance = 1.0, distance - rounding
     else:
-        beyond = 1.0
-        distance = max(0.0, distance - rounding)
+        beyond, distance = exp((distance + rounding) / _BELOW) if distance < -rounding else 1.0, 0.0
     found = 0.0
+    width = 2 * rounding + _BELOW
     for weight, share, mean in _ABOVE:
         scale = share * predicted + mean
-        found += weight * exp(-distance / scale) / (scale + 2 * rounding + _BELOW)
+        found += weight * exp(-distance / scale) / (scale + width)
     return BYTES_PER_GIB * (1 - _ELSEWHERE) * beyond * found
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from headwise.cost.oom.printed import rounded_by_hand
 from headwise.cost.oom.results import OomKind, OomMessage
 from headwise.cost.oom.unsized import KERNEL, KILLED
 from headwise.results import BYTES_PER_GIB, format_bytes
@@ -183,6 +184,11 @@ def _evidence(message: OomMessage, figures: Figures) -> tuple[str, ...]:
         lines.append(
             f"{format_bytes(message.reserved_bytes)} was torch's allocator's, {format_bytes(other)} Metal's beside it "
             "for the same process"
+        )
+    by_hand = rounded_by_hand(text)
+    if by_hand is not None:
+        lines.append(
+            f"torch prints {by_hand[0]:,} bytes as {by_hand[1]}: {text} is a little more, or was typed by hand"
         )
     return tuple(lines) or (f"the message says that {text} was asked for, and of the device nothing",)
 

@@ -49,7 +49,7 @@ def learn_step(config: ModelConfig, workload: Workload, *, reaches_windows: bool
     """
     blocks, groups, layers = _play_few(config)
     if not reaches_windows:
-        blocks = [_widen_window(block) for block in blocks]
+        blocks = [widen_window(block) for block in blocks]
     num_played = len(blocks) + (len(config.encoder.blocks) if config.encoder is not None else 0)
     if num_played > MAX_PLAYED_LAYERS:
         raise UnsupportedError(f"sizes are learned of at most {MAX_PLAYED_LAYERS} layers; got {num_played}")
@@ -64,7 +64,7 @@ def learn_step(config: ModelConfig, workload: Workload, *, reaches_windows: bool
         place = next((place for place, one in enumerate(births) if one.moment == "optimizer"), len(births))
         before = births[min(place, len(births) - 1)].before
         births[place:place] = _births_of_states(states, weights, before, walk)
-    return LearnedStep(workload, tuple(births), total)
+    return LearnedStep(workload, tuple(births), total, reaches_windows)
 
 
 def _play_few(config: ModelConfig) -> tuple[list[BlockConfig], list[_Group | None], list[range]]:
@@ -86,7 +86,8 @@ def _play_few(config: ModelConfig) -> tuple[list[BlockConfig], list[_Group | Non
     return blocks, groups, layers
 
 
-def _widen_window(block: BlockConfig) -> BlockConfig:
+def widen_window(block: BlockConfig) -> BlockConfig:
+    """Return a layer whose window, if it has one, is wider than any text."""
     attention = block.attention
     if not isinstance(attention, AttentionConfig) or not isinstance(attention.mask, SlidingWindow):
         return block
@@ -124,7 +125,7 @@ class _Walk:
         """Give every allocation in order."""
         records = self._records
         polys = [
-            (pattern.poly if _is_whole(record) else None) or ZERO
+            (pattern.poly if is_whole(record) else None) or ZERO
             for record, pattern in zip(records, self._patterns, strict=True)
         ]
         groups = [self.group_of(record.owner) for record in records]
@@ -203,7 +204,7 @@ class _Walk:
     def layers_of(self, owner: str) -> tuple[range | None, str]:
         """Return the layers that a played owner stands for, and the rest of its name."""
         match = _LAYER.match(owner)
-        return (self._layers[int(match[1])], owner[match.end() :]) if match else (None, owner)
+        return (self._layers[int(match[1])], owner[match.end() :]) if match else (None, strip_layer(owner))
 
     def _label(self, record: Record, group: _Group | None) -> tuple[object, _Group | None]:
         """Return what tells one visit from the next, and the group that it visits."""
@@ -277,7 +278,7 @@ def _is_same(a: Poly, b: Poly) -> bool:
     return all(abs(one - other) <= 1e-9 * (abs(one) + abs(other)) for one, other in zip(a, b, strict=True))
 
 
-def _is_whole(record: Record) -> bool:
+def is_whole(record: Record) -> bool:
     """Tell whether a tensor holds as many numbers as its shape says; an expanded one holds a single one."""
     return record.bytes == BYTES_OF_DTYPE[record.dtype] * prod(record.shape)
 

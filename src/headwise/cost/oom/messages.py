@@ -9,7 +9,7 @@ from headwise.cost.oom.printed import SIZE, cut_range, nearest_bytes, printed_ra
 from headwise.cost.oom.results import OomMessage
 from headwise.cost.oom.squeeze import squeeze
 from headwise.cost.oom.traceback import read_frames
-from headwise.cost.oom.unsized import find_unsized
+from headwise.cost.oom.unsized import find_unreadable, find_unsized
 from headwise.errors import TextError
 
 Backend = Literal["cuda", "hip", "mps", "xpu", "cpu", "npu"]
@@ -67,7 +67,7 @@ def read_message(text: str) -> OomMessage:
         text: an error, a traceback or a whole log, up to 64 Mi characters.
 
     Raises:
-        TextError: nothing in the text is known as an out-of-memory message.
+        TextError: nothing in the text is known as an out-of-memory message, or its size cannot be read.
 
     Source: pytorch, aten/src/THC/THCCachingAllocator.cpp (1.0), c10/cuda/CUDACachingAllocator.cpp (since 1.2),
     c10/xpu/XPUCachingAllocator.cpp, aten/src/ATen/mps/MPSAllocator.mm, c10/core/CPUAllocator.cpp and
@@ -76,6 +76,12 @@ def read_message(text: str) -> OomMessage:
     squeezed = squeeze(text)
     found = [read(squeezed) for read in READERS]
     first = min((pair for pair in found if pair), key=lambda pair: pair[0], default=None)
+    unreadable = None if first else find_unreadable(squeezed)
+    if unreadable is not None:
+        raise TextError(
+            'the size in an out-of-memory message must be one that torch prints, as "2.00 GiB" or "512 bytes"; a size '
+            f"is given that cannot be read, {unreadable!r}: give the line as it was printed"
+        )
     message = first[1] if first else find_unsized(text, squeezed)
     if message is None:
         raise TextError(

@@ -19,16 +19,21 @@ from headwise.cost.oom.priors import (
     MAX_TOKENS,
     batch_prior,
     likely_batches,
+    likely_seqs,
+    other_batches,
     roundest,
     seq_prior,
     tokens_prior,
 )
 from headwise.cost.oom.results import OomMessage
+from headwise.cost.workload import MAX_TOKENS as MOST_TOKENS
 from headwise.results import BYTES_PER_KIB
 
 MAX_SIZE_BYTES = 2**62
 OLD_STEP_BYTES = 128 * BYTES_PER_KIB
 METAL_PAGE_BYTES = 16 * BYTES_PER_KIB
+MANY = 32  # lengths or batches that are tried where the other one is known
+FEW_SEQS = 16  # where so many lengths at most have a size at batch 1, few pairs have it: the batch may be any
 
 Ranges = tuple[tuple[int, int], ...]
 """Sizes from the first to the second number of each, both included."""
@@ -96,7 +101,8 @@ def find_pairs(
         return []
     for low, high in ranges:
         for one_batch, one_seq in _propose(pattern, poly, low, high, batch=batch, seq=seq, longest=longest):
-            if (one_batch or 1) > MAX_BATCH or (one_seq or 1) > MAX_SEQ:
+            num_tokens = (one_batch or batch or 1) * (one_seq or seq or 1)
+            if (one_batch or 1) > MAX_BATCH or (one_seq or 1) > MAX_SEQ or num_tokens > MOST_TOKENS:
                 continue
             if low <= pattern.bytes_at(one_batch or 1, one_seq or 1) <= high:
                 of_batch = 1.0 if one_batch is None or batch is not None else batch_prior(one_batch)
@@ -119,10 +125,22 @@ def _propose(
         seqs = [seq] if seq is not None else roundest(*seqs_within(poly, 1, low, high), longest)
         yield from ((None, one) for one in seqs)
     elif seq is not None:
-        batches = [batch] if batch is not None else [*roundest(*batches_within(poly, low, high, seq=seq))]
+        batches = [batch] if batch is not None else [*roundest(*batches_within(poly, low, high, seq=seq), limit=MANY)]
         yield from ((one, seq) for one in batches)
+    elif batch is not None:
+        first, last = seqs_within(poly, batch, low, high)
+        yield from ((batch, one) for one in roundest(first, min(last, MAX_SEQ), longest, limit=MANY))
     else:
-        for one_batch in likely_batches() if batch is None else (batch,):
-            first, last = seqs_within(poly, one_batch, low, high)
-            if first <= last:
-                yield from ((one_batch, one) for one in roundest(first, min(last, MAX_SEQ), longest))
+        yield from _propose_both(poly, low, high, longest)
+
+
+def _propose_both(poly: Poly, low: int, high: int, longest: int | None) -> Iterator[tuple[int, int]]:
+    """Give pairs of which one is likely and the other any; where few have the size, all up to a batch of 512."""
+    first, last = seqs_within(poly, 1, low, high)
+    others = other_batches() if last - first < FEW_SEQS else ()
+    for batch in (*likely_batches(), *others):
+        first, last = seqs_within(poly, batch, low, high)
+        yield from ((batch, seq) for seq in roundest(first, min(last, MAX_SEQ), longest))
+    for seq in likely_seqs(longest):
+        first, last = batches_within(poly, low, high, seq=seq)
+        yield from ((batch, seq) for batch in roundest(first, min(last, MAX_BATCH)))

@@ -145,6 +145,12 @@ def batches_within(poly: Poly, low: int, high: int, *, seq: int = 0) -> tuple[in
     return _whole((low - constant) / slope, (high - constant) / slope)
 
 
+def length_at(poly: Poly, batch: int | float, target: int | float) -> float:
+    """Return the length at which a polynomial that grows with it has a value; 0 where there is none."""
+    constant, linear, square = poly[0] + poly[1] * batch, poly[2] + poly[3] * batch, poly[4] + poly[5] * batch
+    return _root(square, linear, target - constant) if linear > 0 or square > 0 else 0.0
+
+
 def _whole(low: float, high: float) -> tuple[int, int]:
     return max(1, ceil(low - _FLOAT_ERROR * abs(low))), floor(high + _FLOAT_ERROR * abs(high))
 

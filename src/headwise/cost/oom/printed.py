@@ -1,9 +1,13 @@
 """Sizes as allocators print them, and the bytes that print so."""
 
+import re
+
 from headwise.results import BYTES_PER_GIB, BYTES_PER_KIB, BYTES_PER_MIB
 
 # A size in a text without blanks, in small letters. Where MPS writes GB, it means GiB.
 SIZE = r"(\d{1,20}(?:\.\d{1,6})?)(bytes|[kmgt]i?b)"
+
+_ONE = re.compile(r"1(?:\.0{1,6})? ([KMG])i?B")
 
 _UNITS = {
     "bytes": (1, "bytes"),
@@ -51,6 +55,18 @@ def printed_range(number: str, unit: str, *, is_float32: bool = False) -> tuple[
     if first <= high and low <= last:  # else another program wrote it, with a choice of units of its own
         low, high = max(low, first), min(high, last)
     return low, high
+
+
+def rounded_by_hand(text: str | None) -> tuple[int, str] | None:
+    """Return the size of "1.00 GiB" taken to the byte, and how torch prints that one; None for any other text.
+
+    torch goes on to the next unit only above 1024 of one: 1 GiB is "1024.00 MiB", and "1.00 GiB" a little more.
+    """
+    match = _ONE.fullmatch(text or "")
+    if match is None:
+        return None
+    smaller = {"K": "1024 bytes", "M": "1024.00 KiB", "G": "1024.00 MiB"}[match[1]]
+    return _UNITS[f"{match[1].lower()}ib"][0], smaller
 
 
 def cut_range(gibibytes: str) -> tuple[int, int]:

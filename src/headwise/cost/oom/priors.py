@@ -20,8 +20,8 @@ _USUAL_TOKENS = 2**17
 # step -> share; a number that several steps divide gets the share of each
 _SEQ_SHARES: Mapping[int, float] = {1024: 0.12, 128: 0.18, 64: 0.2, 8: 0.08, 1: 0.1}
 _SEQ_POWER_SHARE = 0.32
-_BATCH_SHARES: Mapping[int, float] = {8: 0.1, 2: 0.05, 1: 0.15}
-_BATCH_POWER_SHARE = 0.7
+_BATCH_SHARES: Mapping[int, float] = {50: 0.04, 25: 0.02, 10: 0.06, 8: 0.08, 2: 0.05, 1: 0.15}
+_BATCH_POWER_SHARE = 0.6
 _MOST_USUAL = 64
 _LONGEST_SHARE = 0.1  # of the model's own longest length
 _BEYOND = 0.08  # how much less likely a length beyond it is
@@ -47,7 +47,7 @@ def seq_prior(seq: int, longest: int | None = None) -> float:
 
 @cache
 def batch_prior(batch: int) -> float:
-    """Return the prior of a batch: powers of two, then small numbers and multiples of 8."""
+    """Return the prior of a batch: powers of two, then small numbers and multiples of 50, 25, 10 and 8."""
     usual = _mixture(batch, _BATCH_SHARES, _USUAL_BATCH)
     if batch & (batch - 1) == 0:
         usual += _BATCH_POWER_SHARE / 7 * (1 if batch <= _MOST_USUAL else (_MOST_USUAL / batch) ** 1.5)
@@ -56,9 +56,24 @@ def batch_prior(batch: int) -> float:
 
 @cache
 def likely_batches() -> tuple[int, ...]:
-    """Return the batches that are tried: all up to 64, multiples of 8 up to 512, powers of two."""
+    """Return the batches that are tried at any length: all up to 64, round ones up to 512 and 5000, powers of two."""
     powers = (2**power for power in range(7, MAX_BATCH.bit_length()))
-    return tuple(sorted({*range(1, 65), *range(72, 513, 8), *powers}))
+    round_ones = (*range(72, 513, 8), *range(70, 513, 10), *range(75, 513, 25), *range(550, 1001, 50))
+    return tuple(sorted({*range(1, 65), *round_ones, *range(1100, 2001, 100), *range(2500, 5001, 500), *powers}))
+
+
+@cache
+def other_batches() -> tuple[int, ...]:
+    """Return the batches up to 512 that are not tried at any length: where few lengths have a size, they are."""
+    return tuple(sorted({*range(1, 513)} - {*likely_batches()}))
+
+
+@cache
+def likely_seqs(longest: int | None) -> tuple[int, ...]:
+    """Return the lengths at which any batch is tried: powers of two, round ones, and the model's longest."""
+    powers = (2**power for power in range(4, MAX_SEQ.bit_length()))
+    round_ones = (*range(64, 1025, 64), *range(1280, 4097, 256), *range(50, 1001, 50), *range(1500, 8001, 500))
+    return tuple(sorted({*powers, *round_ones, *(() if longest is None else (longest,))}))
 
 
 def tokens_prior(tokens: int) -> float:

@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 from math import log2
 from typing import NamedTuple
@@ -14,21 +14,23 @@ from headwise.cost.oom.common import Common
 from headwise.cost.oom.evidence import Weighed, density, rough_weight, spread, weigh
 from headwise.cost.oom.operations import operation_factor
 from headwise.cost.oom.pairs import Pair, Ranges, find_pairs
-from headwise.cost.oom.patterns import Pattern, value_at
-from headwise.cost.oom.priors import MAX_BATCH, batch_prior, seq_prior, usual_batches, usual_seqs
+from headwise.cost.oom.patterns import Pattern, Poly, add, length_at, value_at
+from headwise.cost.oom.priors import MAX_BATCH, MAX_SEQ, batch_prior, seq_prior, usual_batches, usual_seqs
 from headwise.cost.oom.results import OomMessage
 from headwise.cost.oom.steps import Suspect
 
-MAX_WEIGHED = 30_000  # allocations at a batch and length that are weighed, the likeliest pairs first
-MAX_REFINED = 64  # steps at a batch and length that are looked at from the first allocation to the last
+MAX_WEIGHED = 200_000  # allocations at a batch and length that are weighed, the likeliest pairs first
+MAX_REFINED = 256  # steps at a batch and length that are looked at from the first allocation to the last
 _SHARES_OF_BEST = tuple(10 ** (-step / 2) for step in range(1, 13))
 _UNREFINED = 0.1  # what the rough weight of the others counts
-MAX_REPLAYED_LAYERS = 300  # of all steps that are replayed, the likeliest first: one to two seconds
-
-# By how much a step gains whose replay agrees with the message: it does so surely where a device does just what the
-# model of the allocator does, which is taken as an even chance, and in 1 of 35 cases by accident (52 of 1,844 steps
-# that the bytes in use could not tell from the true one, of 35 drawn messages).
-_AGREES = 18
+# A device is taken to do just what the model of the allocator does as often as not: then the true step agrees with the
+# message. Another one does so by accident: of 2,800 steps replayed for 19 drawn messages, none that agreed failed at
+# another tensor than the true one.
+_MODELLED = 0.5
+_BY_ACCIDENT = 0.0005
+_AGREES = _MODELLED / _BY_ACCIDENT
+_DISAGREES = 1 - _MODELLED
+_SETTLED = 20  # so many times likelier than all that is left, and no more is replayed
 
 _LOADING = 0.2  # chance that memory runs out before the first step
 _UNUSUAL = 0.5  # chance that the batch or the length of a step is none of the usual ones
@@ -96,13 +98,12 @@ class Search:
         self._chances: dict[tuple[int, float, int, bool], dict[int, float]] = {}
         self._groups: dict[object, Group] = defaultdict(Group)
 
-    def run(self, suspects: Sequence[Suspect], replayer: Replayer | None = None, num_replays: int = 0) -> list[Group]:
+    def run(self, suspects: Sequence[Suspect], replayer: Replayer | None = None) -> list[Group]:
         """Return the groups of tensors that were found, the likeliest first.
 
         Args:
             suspects: the steps.
             replayer: tells at which tensor a step fails with the message's figures. Default: nothing is replayed.
-            num_replays: how many steps are replayed at most.
         """
         found: list[tuple[Suspect, Cluster, list[Trial]]] = []
         for suspect in suspects:
@@ -114,8 +115,13 @@ class Search:
                     found.append((suspect, cluster, trials))
                     self._weigh_unusual(suspect, cluster, trials)
         refined = self._weigh_found(found)
-        if replayer is not None:
-            self._replay(refined[:num_replays], replayer)
+        failures = {} if replayer is None else self._replay(refined, replayer)
+        for place, one in enumerate(refined):
+            other = _DISAGREES if place in failures else 1.0
+            for weighed in one.found:
+                factor = _AGREES if _is_it(one, weighed, failures.get(place)) else other
+                pair = one.trials[weighed.birth.pattern].pair
+                self._add(one.suspect, weighed.birth, pair, factor * self._weight(one, weighed), weighed.before)
         return self._ranked()
 
     def try_common(self, tensors: Sequence[Common]) -> list[Group]:
@@ -176,27 +182,33 @@ class Search:
         """Weigh the allocations of a step at one batch and length once more, along the step."""
         suspect, _, trial, _ = rows[0]
         trials = {cluster.pattern: trial for _, cluster, trial, _ in rows}
-        total = 0.0
         found = weigh(suspect.step, trial.batch, trial.seq, self._message, trials)
-        for one in found:
-            own = trials[one.birth.pattern]
-            weight = suspect.prior * own.prior * one.weight
-            self._add(suspect, one.birth, own.pair, weight, one.before)
-            total += weight
+        total = sum(suspect.prior * trials[one.birth.pattern].prior * one.weight for one in found)
         return Refined(total, suspect, trial.batch, trial.seq, trials, found)
 
-    def _replay(self, refined: Sequence[Refined], replayer: Replayer) -> None:
-        """Replay steps until one fails as the message says, and give its weight to what fails in it."""
-        for one in refined:
-            failed = replayer(replace(one.suspect.step.workload, batch=one.batch, seq=one.seq))
-            if failed is None:
+    def _replay(self, refined: Sequence[Refined], replayer: Replayer) -> dict[int, Failed | None]:
+        """Replay steps, the likeliest first, and return by place what fails in those that agree with the message.
+
+        Once what agrees is far likelier than all that is left, only steps of the same batches and lengths are replayed
+        on: they may differ in nothing before the tensor that fails.
+        """
+        failures: dict[int, Failed | None] = {}
+        pairs: set[tuple[int, int]] = set()
+        left, agreeing = sum(one.weight for one in refined), 0.0
+        for place, one in enumerate(refined):
+            if replayer.is_spent:
+                break
+            left -= one.weight
+            if agreeing > _SETTLED * left and (one.batch, one.seq) not in pairs:
                 continue
-            for birth, before, *_ in one.found:
-                shape = birth.pattern.shape_at(one.batch, one.seq)
-                if Failed(birth.name, birth.owner, birth.moment, shape, birth.pattern.dtype) == failed:
-                    pair = one.trials[birth.pattern].pair
-                    self._add(one.suspect, birth, pair, _AGREES * one.weight, before)
-                    return
+            failed = failures[place] = replayer.find_failure(one.suspect.step, one.batch, one.seq)
+            if failed is not None:
+                pairs.add((one.batch, one.seq))
+                agreeing += _AGREES * sum(self._weight(one, found) for found in one.found if _is_it(one, found, failed))
+        return failures
+
+    def _weight(self, step: Refined, found: Weighed) -> float:
+        return step.suspect.prior * step.trials[found.birth.pattern].prior * found.weight
 
     def _weigh_loading(self, suspect: Suspect, cluster: Cluster, trials: Sequence[Trial]) -> None:
         """Weigh weights, inputs and caches, which come before the step."""
@@ -213,38 +225,50 @@ class Search:
                 self._add(suspect, birth, pair, _LOADING * suspect.prior * pair.prior * weight, before)
 
     def _weigh_unusual(self, suspect: Suspect, cluster: Cluster, trials: Sequence[Trial]) -> None:
-        """Weigh tensors of a fixed size in steps of unusual batches.
+        """Weigh tensors of a fixed size in steps of unusual batches or, where the batch is known, lengths.
 
-        The batch is solved from the bytes in use; batches are about equally likely in every octave, which makes their
-        density that of bytes that may be any.
+        The batch or length is solved from the bytes in use; either is about equally likely in every octave, which makes
+        its density that of bytes that may be any.
         """
-        step, observed = suspect.step, self._message.allocated_bytes
+        step, observed, known = suspect.step, self._message.allocated_bytes, self._known
         pair = trials[0].pair
-        if pair.batch is not None or self._known.batch is not None or observed is None:
-            return
-        seq = pair.seq or self._known.seq or usual_seqs(self._known.longest)[0]
-        if not suspect.has_seq(seq):
+        is_solved = pair.batch is None and (known.batch is None or (pair.seq or known.seq) is None)
+        if not is_solved or observed is None:
             return
         for birth in cluster.births:
-            fixed = value_at(birth.before, 0, seq) + value_at(birth.growth, 0, seq) * (birth.times - 1) / 2
-            slope = value_at(birth.before, 1, seq) + value_at(birth.growth, 1, seq) * (birth.times - 1) / 2 - fixed
+            in_middle = add(birth.before, birth.growth, (birth.times - 1) / 2)
             for has_states in (False, True) if step.states_bytes else (False,):
                 states = step.states_bytes * (birth.states == "always" or (has_states and birth.states == "later"))
-                if slope <= 0 or not 1 <= (batch := (observed - fixed - states) / slope) <= MAX_BATCH:
+                batch, seq = self._solve_unusual(in_middle, observed - states, pair)
+                if not (1 <= batch <= MAX_BATCH and 1 <= seq <= MAX_SEQ and suspect.has_seq(int(seq))):
                     continue
                 chance = self._chance(step, birth, batch, seq, has_states=has_states)
                 weight = _UNUSUAL * chance * spread(observed) * (0.5 if step.states_bytes else 1.0)
                 self._add(suspect, birth, pair, suspect.prior * pair.prior * weight, None)
 
-    def _chance(self, step: LearnedStep, birth: Birth, batch: float, seq: int, *, has_states: bool) -> float:
-        """Return how likely there is no room for a tensor of a fixed size, at about a batch."""
+    def _solve_unusual(self, before: Poly, target: int, pair: Pair) -> tuple[int | float, int | float]:
+        """Return the batch and length at which so many bytes are in use, one of them known or usual; 0 = none."""
+        known = self._known
+        seq = pair.seq or known.seq
+        if known.batch is not None and seq is None:
+            return known.batch, length_at(before, known.batch, target)
+        seq = seq or usual_seqs(known.longest)[0]
+        fixed = value_at(before, 0, seq)
+        slope = value_at(before, 1, seq) - fixed
+        return ((target - fixed) / slope if slope > 0 else 0.0), seq
+
+    def _chance(
+        self, step: LearnedStep, birth: Birth, batch: int | float, seq: int | float, *, has_states: bool
+    ) -> float:
+        """Return how likely there is no room for a tensor of a fixed size, at about a batch and length."""
         about = 2 ** (round(4 * log2(batch)) / 4)
-        key = (id(step), about, seq, has_states)
+        about_seq = round(2 ** (round(4 * log2(seq)) / 4))
+        key = (id(step), about, about_seq, has_states)
         if key not in self._chances:
             patterns = {cluster.pattern for cluster in step.clusters if self._trials.get(cluster.pattern)}
-            weighed = weigh(step, about, seq, self._message, patterns)
+            weighed = weigh(step, about, about_seq, self._message, patterns)
             for states in (False, True):
-                self._chances[id(step), about, seq, states] = {
+                self._chances[id(step), about, about_seq, states] = {
                     id(one.birth): one.chance for one in weighed if one.has_states == states
                 }
         return self._chances[key].get(id(birth), _UNLIKELY)
@@ -263,6 +287,15 @@ class Search:
         group.layers.update(birth.layers or ())
         if weight > group.best:
             group.best, group.birth = weight, birth
+
+
+def _is_it(step: Refined, found: Weighed, failed: Failed | None) -> bool:
+    """Tell whether a replay failed at an allocation."""
+    if failed is None:
+        return False
+    birth = found.birth
+    shape = birth.pattern.shape_at(step.batch, step.seq)
+    return Failed(birth.name, birth.owner, birth.moment, shape, birth.pattern.dtype) == failed
 
 
 def _least_prior(found: Sequence[tuple[Suspect, Cluster, list[Trial]]]) -> float:

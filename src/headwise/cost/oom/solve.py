@@ -15,8 +15,9 @@ from headwise.cost.oom.agreement import make_replayer
 from headwise.cost.oom.common import common_tensors
 from headwise.cost.oom.operations import operation_factor
 from headwise.cost.oom.pairs import tensor_ranges
+from headwise.cost.oom.printed import rounded_by_hand
 from headwise.cost.oom.results import Candidate, OomMessage
-from headwise.cost.oom.search import MAX_REPLAYED_LAYERS, Group, Known, Search
+from headwise.cost.oom.search import Group, Known, Search
 from headwise.cost.oom.steps import Hints, compute_capability_of, list_suspects
 from headwise.cost.workload import Workload
 from headwise.results import format_bytes
@@ -50,18 +51,34 @@ def solve(
         batch, seq: where these are known.
         limit: how many candidates.
     """
-    ranges = tensor_ranges(message)
-    if not ranges:
+    if not tensor_ranges(message):
         return ()
-    search = Search(message, ranges, Known(operation, batch, seq, None if config is None else config.max_positions))
     device: Literal["cpu", "cuda"] = "cpu" if message.backend == "cpu" else "cuda"
-    suspects = () if config is None else list_suspects(config, hints, device, compute_capability_of(message))
-    if config is None or not suspects:
-        groups = search.try_common(common_tensors(config))
-    else:
-        num_replays = MAX_REPLAYED_LAYERS // config.num_layers
-        groups = search.run(suspects, make_replayer(config, message), num_replays)
+    capability = hints.compute_capability or compute_capability_of(message)
+    suspects = () if config is None else list_suspects(config, hints, device, capability)
+    known = Known(operation, batch, seq, None if config is None else config.max_positions)
+    groups: list[Group] = []
+    for reading in _readings(message):
+        search = Search(reading, tensor_ranges(reading), known)
+        if config is None or not suspects:
+            groups = search.try_common(common_tensors(config, precision=hints.precision, capability=capability))
+        else:
+            groups = search.run(suspects, make_replayer(config, reading))
+        if groups:
+            break
     return tuple(_candidate(group, message, operation, groups[0].weight) for group in groups[:limit])
+
+
+def _readings(message: OomMessage) -> list[OomMessage]:
+    """Return a message as torch would mean it and, of a size that a hand may have rounded, as that hand would.
+
+    One that leaves out the bytes in use, as who types it does, is taken for typed at once.
+    """
+    by_hand = rounded_by_hand(message.requested_text)
+    if by_hand is None or message.requested_low_bytes is None:
+        return [message]
+    typed = replace(message, requested_low_bytes=min(by_hand[0], message.requested_low_bytes))
+    return [typed] if message.allocated_bytes is None else [message, typed]
 
 
 def _candidate(group: Group, message: OomMessage, operation: str | None, top: float) -> Candidate:
@@ -75,6 +92,9 @@ def _candidate(group: Group, message: OomMessage, operation: str | None, top: fl
         workload = replace(group.suspect.step.workload, batch=batch or 1, seq=seq or 1)
     num_bytes = birth.pattern.bytes_at(batch or 1, seq or 1)
     reasons = [_size_reason(num_bytes, batch, seq)]
+    by_hand = rounded_by_hand(message.requested_text)
+    if by_hand is not None and num_bytes <= by_hand[0]:
+        reasons.append(f"torch prints that as {by_hand[1]}: {message.requested_text} is taken for typed by hand")
     if group.models:
         reasons.append(f"as {', '.join(group.models[:MAX_MODELS])} {'has' if len(group.models) == 1 else 'have'}")
     if workload is not None:

@@ -65,6 +65,11 @@ _ATTENTIONS: tuple[tuple[Attention, float], ...] = (("sdpa", 0.6), ("eager", 0.4
 _CHECKPOINTS: tuple[tuple[Checkpoint, float], ...] = (("none", 0.7), ("full", 0.3))
 
 
+def has_bfloat16(capability: tuple[int, int]) -> bool:
+    """Tell whether steps in bfloat16 are usual on a device: NVIDIA's reckon in it since Ampere."""
+    return capability >= (8, 0)
+
+
 def compute_capability_of(message: OomMessage) -> tuple[int, int]:
     """Return the compute capability of the card whose capacity the message gives, else (8, 0).
 
@@ -119,7 +124,7 @@ def _list_workloads(
 ) -> list[tuple[float, Workload]]:
     """Return the steps that agree with the hints, each with its prior."""
     is_language_model = config.head is not None and config.head.kind == "language_model"
-    precisions = _PRECISIONS if capability >= (8, 0) else _PRECISIONS_BEFORE_AMPERE
+    precisions = _PRECISIONS if has_bfloat16(capability) else _PRECISIONS_BEFORE_AMPERE
     phases = _PHASES_OF_ENCODERS if config.kind == "encoder" else _PHASES
     found = []
     for (phase, of_phase), (precision, of_precision), (attention, of_attention), (checkpoint, of_checkpoint) in product(

@@ -51,6 +51,16 @@ _KERNEL_SIGNS = re.compile(
     re.IGNORECASE,
 )
 _SQUEEZED_KERNEL_SIGNS = ("outofmemory:killedprocess", "memorycgroupoutofmemory")
+# A number where a size stands that no allocator prints: a sign, a comma, an exponent, more digits than bytes can have.
+_NUMBER = r"[-+]?(?:nan|inf(?:inity)?|[\d.,]{1,40}(?:e[-+]?\d{1,9})?)"
+_UNREADABLE = re.compile(
+    r"(?:triedto(?:re)?allocate|failedtocudacalloc(?:async)?|unabletommap|invalidbuffersize:|requested:)"
+    rf"({_NUMBER}(?:bytes|[kmgt]i?b)|[\d.,]{{21,40}})"
+)
+_SIGNS_OF_ALLOCATORS = re.compile(
+    r"outofmemory|youtriedto|failedtocudacalloc|unabletommap|invalidbuffersize|wouldexceedallowedmemory"
+)
+_BEFORE = 200  # characters before a size in which an allocator says what it is about
 _GAP = r"[\s:=\"']{0,40}"
 _KILLED_SIGNS = re.compile(
     rf"\b(?:exit|return)?_?(?:code|status)\b{_GAP}(?:137|-9)\b(?!\.\d)|\bcode=137\b"
@@ -82,6 +92,14 @@ def find_unsized(text: str, squeezed: str) -> OomMessage | None:
         return _message("cpu", KERNEL, int(resident[1]) * BYTES_PER_KIB if resident else None)
     if _KILLED_SIGNS.search(text) or _KILLED_LINE.search(text):
         return _message("cpu", KILLED)
+    return None
+
+
+def find_unreadable(squeezed: str) -> str | None:
+    """Return the first size of an allocator's message that cannot be read, in a text of which no message was read."""
+    for match in _UNREADABLE.finditer(squeezed):
+        if _SIGNS_OF_ALLOCATORS.search(squeezed, max(0, match.start() - _BEFORE), match.end()):
+            return match[1]
     return None
 
 

@@ -26,13 +26,14 @@ class ClosedForm:
     """The closed forms as a `Predictor`. What was told once is remembered.
 
     Of a deep model whose layers do not repeat a step takes long to tell. Few are told then, the same on every machine:
-    the first in any case; when `MAX_SLOW_LAYERS` have been played others are refused.
+    the first in any case; when, for others, `MAX_SLOW_LAYERS` have been played others are refused.
     """
 
     def __init__(self) -> None:
         self._steps = lru_cache(MAX_STEPS)(self._step)
         self._ledgers = lru_cache(MAX_LEDGERS)(self._ledger)
-        self._slow_layers = 0  # that were played
+        self._first: Setup | None = None
+        self._slow_layers = 0  # that were played for others
 
     def step(self, setup: Setup) -> StepMemory:
         """Return the totals of one device.
@@ -91,8 +92,9 @@ class ClosedForm:
     def _affordable(self, setup: Setup) -> ModelConfig:
         """Return the config of a setup whose layers may be played, and count them."""
         config = _config_of(setup)
+        self._first = self._first or setup
         num_played = count_played(config.blocks)
-        if num_played > QUICK_LAYERS:
+        if num_played > QUICK_LAYERS and setup != self._first:
             if self._slow_layers >= MAX_SLOW_LAYERS:
                 raise OutOfTime(
                     f"left out to answer in time: {num_played} layers of {config.name} differ from those before them, "

@@ -6,13 +6,16 @@ from math import isclose
 
 from headwise.config.attention import AttentionConfig
 from headwise.config.model import BlockConfig, ModelConfig
+from headwise.cost.adapters import projections_of, require_targets
 from headwise.cost.planning.option import Made, Option, Place
 from headwise.cost.planning.setup import Setup
 from headwise.cost.workload import Lora
+from headwise.errors import ConfigError
 from headwise.masks.patterns import Causal, SlidingWindow
 
 LORA_RANK = 16
 LORA_TARGETS = ("q_proj", "v_proj")
+SHORT_NAMES = {"q_proj": "q", "v_proj": "v", "qkv_proj": "fused q, k and v"}
 SMALLEST_WINDOW = 128
 WINDOW_SHARE = 8
 """A window is tried of an eighth of the length, and of no fewer than `SMALLEST_WINDOW` tokens."""
@@ -171,8 +174,30 @@ def _adapt(setup: Setup, place: Place) -> Made | str:
         return f"already so: LoRA of rank {workload.lora.rank}"
     if workload.frozen_layers:
         return f"the first {workload.frozen_layers} layers are frozen, and LoRA freezes all: give one of them"
-    changed = replace(workload, lora=Lora(rank=LORA_RANK, targets=LORA_TARGETS))
-    return Made(replace(setup, workload=changed), f"LoRA of rank {LORA_RANK} on q and v", "alters")
+    lora = Lora(rank=LORA_RANK, targets=LORA_TARGETS)
+    adapted = _adapted(setup.config, lora)
+    if not adapted:
+        return "the model has no projections of queries and values from its tokens to adapt"
+    changed = replace(workload, lora=lora)
+    return Made(replace(setup, workload=changed), f"LoRA of rank {LORA_RANK} on {adapted}", "alters")
+
+
+def _adapted(config: ModelConfig | None, lora: Lora) -> str:
+    """Name the projections that get an adapter; "" where a target is none of the model's."""
+    if config is None:
+        return "q and v, or what they are fused in"
+    try:
+        require_targets(config, lora)
+    except ConfigError:
+        return ""
+    names = {
+        name
+        for block, _ in config.block_groups
+        for branch in projections_of(block, model_type=config.model_type)
+        for name, projection in branch.items()
+        if projection.is_target(lora)
+    }
+    return " and ".join(SHORT_NAMES.get(name, name) for name in sorted(names))
 
 
 def _stop_dropout(setup: Setup, place: Place) -> Made | str:

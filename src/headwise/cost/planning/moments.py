@@ -8,6 +8,9 @@ from headwise.config.model import ModelConfig
 from headwise.cost.planning.results import Moment
 from headwise.cost.results import Kind, Ledger, LedgerEntry
 
+KV_CACHE = "kv_cache"
+"""The field of a moment for what is kept between calls."""
+
 PLACES = {
     "embeddings": "in the embeddings",
     "decoder embeddings": "in the decoder's embeddings",
@@ -20,11 +23,12 @@ PLACES = {
 
 def timeline(ledger: Ledger) -> tuple[Moment, ...]:
     """Return the bytes alive at each moment of a ledger, by kind."""
-    kinds: tuple[Kind, ...] = get_args(Kind)
+    kinds: tuple[str, ...] = (*get_args(Kind), KV_CACHE)
     changes = {kind: [0] * (len(ledger.moments) + 1) for kind in kinds}
     for entry in ledger.entries:
-        changes[entry.kind][entry.born] += entry.bytes
-        changes[entry.kind][len(ledger.moments) if entry.freed is None else entry.freed] -= entry.bytes
+        of_kind = changes[KV_CACHE if entry.is_kv_cache else entry.kind]
+        of_kind[entry.born] += entry.bytes
+        of_kind[len(ledger.moments) if entry.freed is None else entry.freed] -= entry.bytes
     alive = {kind: list(accumulate(steps)) for kind, steps in changes.items()}
     return tuple(
         Moment(moment=label, **{kind: alive[kind][index] for kind in kinds})

@@ -38,9 +38,8 @@ def why(predictor: Predictor, before: Setup, after: Setup, *, is_enough: bool) -
         before, after: the setup without and with the change.
         is_enough: the step fits with the change: then it is said of no other peak that it remains.
     """
-    sentences = []
-    if text := _other_kernel(before, after):
-        sentences.append(text)
+    spread = copied_heads(after) if before.sharding is None else None
+    sentences = [text for text in (_other_kernel(before, after), spread) if text]
     peak_before, peak_after = predictor.step(before), predictor.step(after)
     freed_bytes = peak_before.peak_bytes - peak_after.peak_bytes
     is_little = 100 * freed_bytes < LITTLE_PERCENT * peak_before.peak_bytes
@@ -54,6 +53,19 @@ def why(predictor: Predictor, before: Setup, after: Setup, *, is_enough: bool) -
         else:
             sentences.append(f"then the peak is at {_peak_in_words(after, new)}")
     return "; ".join(sentences) or None
+
+
+def copied_heads(setup: Setup) -> str | None:
+    """Say that key/value heads are reckoned on several devices each, where heads are shared out among more of them."""
+    sharding, config = setup.sharding, setup.config
+    if sharding is None or sharding.kind not in ("tensor", "sequence") or config is None:
+        return None
+    layers = (block.attention for block, _ in config.block_groups)
+    fewest = min((one.num_kv_heads for one in layers if isinstance(one, AttentionConfig)), default=0)
+    if not 0 < fewest < sharding.num_devices:
+        return None
+    heads = "the one key/value head is" if fewest == 1 else f"each of {fewest} key/value heads is"
+    return f"{heads} taken to be copied on {sharding.num_devices // fewest} devices, which the implementation has to do"
 
 
 def _other_kernel(before: Setup, after: Setup) -> str | None:

@@ -50,7 +50,7 @@ class Path(Result):
 
 @dataclass(frozen=True, kw_only=True)
 class Moment(Result):
-    """Bytes alive at one moment of a step, by kind."""
+    """Bytes alive at one moment of a step, by kind; the KV cache apart, of whichever kind its tensors are."""
 
     moment: str
     parameter: int
@@ -59,11 +59,13 @@ class Moment(Result):
     saved: int
     temporary: int
     input: int
+    kv_cache: int = 0
 
     @property
     def total(self) -> int:
         """All of them."""
-        return self.parameter + self.gradient + self.optimizer + self.saved + self.temporary + self.input
+        kept = self.parameter + self.gradient + self.optimizer + self.saved
+        return kept + self.temporary + self.input + self.kv_cache
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,12 +5,9 @@ from typing import Protocol, runtime_checkable
 
 from headwise.config.model import ModelConfig
 from headwise.cost.results import Ledger, StepMemory
-from headwise.cost.sharding.results import Sharding
+from headwise.cost.sharding.results import DATA_PARALLEL, Sharding
 from headwise.cost.workload import Workload
 from headwise.errors import UnsupportedError
-
-DATA_PARALLEL = ("zero1", "zero2", "zero3")
-"""Shardings under which each device has texts of its own."""
 
 TEXT_PARALLEL = ("sequence", "context")
 """Shardings under which each device has an equal part of every text."""

@@ -5,13 +5,13 @@ from dataclasses import replace
 from functools import partial
 
 from headwise.cost.planning.option import Made, Option, Place
-from headwise.cost.planning.setup import DATA_PARALLEL, Setup
-from headwise.cost.sharding.results import SHARDINGS, Sharding
+from headwise.cost.planning.setup import Setup
+from headwise.cost.sharding.results import DATA_PARALLEL, SHARDINGS, Sharding
 
 NAMES = {
-    "zero1": "ZeRO-1 (optimizer states shared out)",
-    "zero2": "ZeRO-2 (and gradients)",
-    "zero3": "ZeRO-3, FSDP (and weights)",
+    "zero1": "DDP with ZeroRedundancyOptimizer (ZeRO-1)",
+    "zero2": "FSDP2 with reshard_after_forward=False (ZeRO-2, its weights sharded too)",
+    "zero3": "FSDP2 (ZeRO-3)",
     "tensor": "tensor parallel",
     "sequence": "tensor and sequence parallel",
     "context": "context parallel",
@@ -29,7 +29,7 @@ def _spread(kind: str, setup: Setup, place: Place) -> Made | str:
     """Spread a step; whether heads and tokens can be shared out, the predictor says."""
     num_devices = place.num_devices
     if setup.sharding is not None:
-        return f"already spread over {setup.sharding.num_devices} devices by {setup.sharding.kind}"
+        return f"already spread over {setup.sharding.num_devices} devices: {NAMES[setup.sharding.kind]}"
     if num_devices < 2:
         return f"it takes two devices at least; there is {num_devices}"
     phase = setup.workload.phase

@@ -8,6 +8,8 @@ from headwise.cost.planning.limits import largest_batch, largest_seq, with_lengt
 from headwise.cost.planning.option import Made, Option, Place
 from headwise.cost.planning.setup import Setup
 
+NOT_FOUND = "left out to answer in time: the largest {} that fits was not found"
+
 
 def list_size_changes() -> Iterator[Option]:
     """Give every change of the size of a step."""
@@ -60,7 +62,10 @@ def _shrink_batch(setup: Setup, place: Place) -> Made | str:
     if place.judge.fits(setup) == "yes":
         after = before // 2
     else:
-        after = largest_batch(place.judge.predictor, setup, place.device, judge=place.judge, limit=before - 1) or 1
+        found = largest_batch(place.judge.predictor, setup, place.device, judge=place.judge, limit=before - 1)
+        if found is None:
+            return NOT_FOUND.format("batch")
+        after = found or 1
     return Made(_with_batch(setup, after), f"batch {after} in place of {before}", "alters")
 
 
@@ -79,5 +84,8 @@ def _shorten(setup: Setup, place: Place) -> Made | str:
     if place.judge.fits(setup) == "yes":
         after = before // step // 2 * step
     else:
-        after = largest_seq(place.judge.predictor, setup, place.device, judge=place.judge, limit=before - 1) or step
+        found = largest_seq(place.judge.predictor, setup, place.device, judge=place.judge, limit=before - 1)
+        if found is None:
+            return NOT_FOUND.format("length")
+        after = found or step
     return Made(with_length(setup, after), f"length {after} in place of {before}", "alters")

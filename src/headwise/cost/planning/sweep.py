@@ -4,16 +4,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from headwise.config.checks import MAX_SIZE, shown
-from headwise.cost.planning.limits import largest_seq, with_length
-from headwise.cost.planning.results import FrontierPoint, Sweep, SweepPoint
+from headwise.cost.planning.edges import find_edges
+from headwise.cost.planning.limits import with_length
+from headwise.cost.planning.results import Sweep, SweepPoint
 from headwise.cost.planning.setup import Predictor, Setup
 from headwise.cost.planning.verdict import Judge
 from headwise.cost.results import Device
-from headwise.cost.workload import MAX_TOKENS
+from headwise.cost.step.repeat import count_played
 from headwise.errors import ConfigError, HeadwiseError
 
 MAX_POINTS = 400
-MAX_REPLAYED_LAYERS = 2048
+MAX_PLAYED_LAYERS = 4000
+"""Layers that are played for a sweep, about: some seconds. Of most models a step takes 3."""
+STEPS_OF_AN_EDGE = 4
+"""Steps that are told to find the largest length of a batch, about."""
+MAX_REPLAYED_LAYERS = 1536
 """Layers that may be replayed for the points of a sweep, beside those that its judge may replay anyway."""
 AXES = ("batch", "seq")
 MAX_TEXT = 400  # characters of a range
@@ -45,13 +50,11 @@ def sweep_sizes(
         judge: of that device, with what it has judged. Default: a new one.
 
     Raises:
-        ConfigError: more than `MAX_POINTS` points, another length than an image's, or no point that can be told.
+        ConfigError: more than `MAX_POINTS` points, or than can be told in some seconds; another length than an image's,
+            or no point that can be told.
     """
     batches, seqs = batches or (setup.workload.batch,), seqs or (setup.workload.seq,)
-    if len(batches) * len(seqs) > MAX_POINTS:
-        raise ConfigError(
-            f"a sweep must have at most {MAX_POINTS} points; got {len(batches)} batches x {len(seqs)} lengths"
-        )
+    _require_few(setup, len(batches), len(seqs))
     patches = setup.config.patches if setup.config is not None else None
     if patches is not None and seqs != (patches.num_tokens,):
         raise ConfigError(
@@ -71,22 +74,28 @@ def sweep_sizes(
     if not points:
         raise ConfigError(f"a sweep must have a point that can be told; got none: {refusals[0]}")
     told = sorted({point.batch for point in points})
-    return Sweep(points=tuple(points), frontier=tuple(_edge(judge, setup, batch) for batch in told))
+    return Sweep(points=tuple(points), frontier=tuple(find_edges(judge, setup, told)))
+
+
+def _require_few(setup: Setup, num_batches: int, num_seqs: int) -> None:
+    num_points = num_batches * num_seqs
+    most, reason = MAX_POINTS, ""
+    num_played = 1 if setup.config is None else count_played(setup.config.blocks)
+    num_layers = num_played * (num_points + num_batches * STEPS_OF_AN_EDGE)
+    if num_layers > MAX_PLAYED_LAYERS:
+        most, reason = (
+            min(most, max(1, num_points * MAX_PLAYED_LAYERS // num_layers)),
+            " of this model, to end in seconds",
+        )
+    if num_points > most:
+        raise ConfigError(
+            f"a sweep must have at most {most} points{reason}; got {num_batches} batches x {num_seqs} lengths"
+        )
 
 
 def _at(setup: Setup, batch: int, seq: int) -> Setup:
     longer = setup if seq == setup.workload.seq else with_length(setup, seq)
     return replace(longer, workload=replace(longer.workload, batch=batch))
-
-
-def _edge(judge: Judge, setup: Setup, batch: int) -> FrontierPoint:
-    at_batch = replace(setup, workload=replace(setup.workload, batch=batch))
-    largest = largest_seq(judge.predictor, at_batch, judge.device, judge=judge)
-    if largest is None:  # images
-        is_enough = judge.fits(at_batch) == "yes"
-        return FrontierPoint(batch=batch, largest_seq=setup.workload.seq if is_enough else None, is_limit=is_enough)
-    is_limit = largest == min(MAX_SIZE, MAX_TOKENS // batch) // setup.length_step * setup.length_step
-    return FrontierPoint(batch=batch, largest_seq=largest or None, is_limit=is_limit)
 
 
 def parse_axes(texts: Sequence[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -15,19 +15,20 @@ def require_optimizer_of_shards(workload: Workload, sharding: Sharding) -> None:
     if workload.optimizer == "muon":
         raise UnsupportedError(
             f"Muon turns whole matrices, and sharding {sharding.kind!r} leaves each device a part of them: "
-            "give another optimizer, or kind 'zero1'"
+            "take another optimizer, or sharding 'zero1'"
         )
 
 
 def require_split(config: ModelConfig, workload: Workload, sharding: Sharding) -> None:
     """Raise UnsupportedError if a model's heads, or with "sequence" its tokens, cannot be shared out."""
     if workload.lora is not None:
-        raise UnsupportedError(f"adapters are not spread by sharding {sharding.kind!r}: give kind 'zero3'")
+        raise UnsupportedError(f"adapters are not spread by sharding {sharding.kind!r}: take sharding 'zero3'")
     if sharding.kind == "sequence":
         _require_equal_parts(workload, sharding)
         if config.pooler or (config.head is not None and not config.head.per_token):
             raise UnsupportedError(
-                f"the tokens of a text are shared out, and {config.name} reads the first one alone: give kind 'tensor'"
+                f"the tokens of a text are shared out, and {config.name} reads the first one alone: take "
+                "sharding 'tensor'"
             )
 
 
@@ -67,6 +68,6 @@ def _require_equal_parts(workload: Workload, sharding: Sharding) -> None:
         raise UnsupportedError(f"sharding {sharding.kind!r} spreads the tokens of a text; a decode has one")
     if workload.seq % sharding.num_devices:
         raise UnsupportedError(
-            f"sharding {sharding.kind!r} needs a seq that num_devices divides; "
+            f"sharding {sharding.kind!r} needs a length that the number of devices divides; "
             f"got {workload.seq} and {sharding.num_devices}"
         )

@@ -45,7 +45,8 @@ def _part_of_block(block: BlockConfig, sharding: Sharding) -> BlockConfig:
         raise UnsupportedError(f"{_needs(sharding)} norms of single heads; got one norm over all queries of a layer")
     if block.feed_forward.num_experts > 1:
         raise UnsupportedError(
-            f"{_needs(sharding)} dense feed-forwards; got {block.feed_forward.num_experts} experts: give kind 'zero3'"
+            f"{_needs(sharding)} dense feed-forwards; got {block.feed_forward.num_experts} experts: take "
+            "sharding 'zero3'"
         )
     return replace(
         block,
@@ -56,25 +57,25 @@ def _part_of_block(block: BlockConfig, sharding: Sharding) -> BlockConfig:
 
 def _part_of_attention(attention: AttentionConfig, sharding: Sharding) -> AttentionConfig:
     devices, kv_heads = sharding.num_devices, attention.num_kv_heads
-    _require_divisible("num_heads", attention.num_heads, sharding)
+    _require_divisible("number of heads", attention.num_heads, sharding)
     if kv_heads % devices and devices % kv_heads:
         raise UnsupportedError(
-            f"{_needs(sharding)} a num_kv_heads that divides num_devices or that num_devices divides; "
+            f"{_needs(sharding)} a number of key/value heads that divides the number of devices, or is divided by it; "
             f"got {kv_heads} and {devices}"
         )
     return replace(attention, num_heads=attention.num_heads // devices, num_kv_heads=max(1, kv_heads // devices))
 
 
 def _part_of_feed_forward(config: FeedForwardConfig, sharding: Sharding) -> FeedForwardConfig:
-    _require_divisible("hidden_dim", config.hidden_dim, sharding)
+    _require_divisible("feed-forward width", config.hidden_dim, sharding)
     return replace(config, hidden_dim=config.hidden_dim // sharding.num_devices)
 
 
 def _require_divisible(name: str, value: int, sharding: Sharding) -> None:
     if value % sharding.num_devices:
         raise UnsupportedError(
-            f"{_needs(sharding)} a {name} that num_devices divides; got {value} and {sharding.num_devices}: "
-            "give another number of devices, or kind 'zero3'"
+            f"{_needs(sharding)} a {name} that the number of devices divides; got {value} and {sharding.num_devices}: "
+            "take another number of devices, or sharding 'zero3'"
         )
 
 

@@ -8,6 +8,8 @@ from headwise.cost.step.sends import Collective
 from headwise.results import Result
 
 SHARDINGS = ("zero1", "zero2", "zero3", "tensor", "sequence", "context")
+DATA_PARALLEL = ("zero1", "zero2", "zero3")
+"""Kinds under which each device has texts of its own."""
 MAX_DEVICES = 2**20
 
 

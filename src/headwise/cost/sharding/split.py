@@ -41,12 +41,14 @@ class SplitTape(SendingTape):
     num_devices: int = 1
     splits_tokens: bool = False
     splits_head: bool = False
+    _vocab_size: int = 0
     _gathered: Record | None = None
 
     def parameter(self, name: str, shape: Shape, *args: Any, **keywords: Any) -> Value:
         """Allocate a weight; of the head's and, where tokens are split, of the token table's, this device's rows."""
         is_of_head = name in ("output weight", "output bias") and self.splits_head
         if is_of_head or (name == "token table" and self.splits_tokens):
+            self._vocab_size = shape[0]
             shape = (-(-shape[0] // self.num_devices), *shape[1:])
         return super().parameter(name, shape, *args, **keywords)
 
@@ -122,11 +124,17 @@ class SplitTape(SendingTape):
         return super().apply(name, self._own_tokens(shape), fresh=fresh, **keywords)
 
     def _gather_scores(self, scores: Value) -> Value:
-        """Bring the scores of all words together: they come device by device, and are laid side by side."""
-        shape = (*scores.shape[:-1], scores.shape[-1] * self.num_devices)
+        """Bring the scores of all words together: they come device by device, and are laid side by side.
+
+        Of a vocabulary that the devices do not divide the last one has fewer, and pads them to what the others have.
+        """
+        name, shape = scores.storage.record.name, (*scores.shape[:-1], scores.shape[-1] * self.num_devices)
         self.send("scores of the vocabulary", "all-gather", _bytes(shape, scores.dtype))
+        is_uneven = self._vocab_size != shape[-1]
+        _padded = self.new(f"{name}, padded", scores.shape, scores.dtype) if is_uneven else None
         _gathered: Storage = self.new("scores of each device", shape, scores.dtype)
-        return super().apply(f"{scores.storage.record.name}, gathered", shape, fresh=(scores,))
+        gathered = super().apply(f"{name}, gathered", shape, fresh=(scores,))
+        return Value((*shape[:-1], self._vocab_size), gathered.storage, gathered.node)
 
     def _all_tokens(self, shape: Shape) -> Shape:
         return (*shape[:-2], shape[-2] * self.num_devices, shape[-1])

@@ -78,8 +78,10 @@ class RepeatedStep:
         self._shifts: list[range] = []  # by how many layers each played layer is shifted
         self._runs: list[int] = []  # which run of equal cycles each played layer is of
         border = frozen_layers(workload)
-        frozen = self._choose(config.blocks[:border], border=0)
-        blocks = frozen + self._choose(config.blocks[border:], border=border)
+        # Adapters may be in some layers of a cycle alone; no backward goes below the first, so one turn more is played.
+        turns = 0 if workload.lora is None else 1
+        frozen = self._choose(config.blocks[:border], border=0, turns=turns)
+        blocks = frozen + self._choose(config.blocks[border:], border=border, turns=turns)
         num_played = len(blocks) + (len(config.encoder.blocks) if config.encoder is not None else 0)
         if num_played > MAX_PLAYED_LAYERS:
             raise UnsupportedError(
@@ -95,18 +97,26 @@ class RepeatedStep:
         sends = tape.sends if isinstance(tape, SendingTape) else []
         self.sends: list[tuple[Send, int]] = [(one, len(self.shifts(_split_owner(one.owner)[0]))) for one in sends]
 
-    def _choose(self, layers: Sequence[BlockConfig], *, border: int) -> list[BlockConfig]:
-        """Choose the layers to play of some in a row, with `border` layers before them; note how each is shifted."""
+    def _choose(self, layers: Sequence[BlockConfig], *, border: int, turns: int) -> list[BlockConfig]:
+        """Choose the layers to play of some in a row, with `border` layers before them; note how each is shifted.
+
+        Before the turn of a cycle that stands for others one layer is played, or so many `turns`.
+        """
         chosen: list[BlockConfig] = []
         place = border
         for cycle, times in find_cycles(layers):
             width, shift = len(cycle), place - len(self._shifts)
-            count = min(times, _cycles_to_play(width))
+            ahead = max(1, turns * width)
+            count = min(times, max(_cycles_to_play(width), turns + 2))
             chosen += count * cycle
             once, last = range(shift, shift + 1), shift + (times - count) * width
             if times > count:
-                rest = (count - 1) * width - 1
-                self._shifts += [once, *width * [range(shift, last + 1, width)], *rest * [range(last, last + 1)]]
+                rest = (count - 1) * width - ahead
+                self._shifts += [
+                    *ahead * [once],
+                    *width * [range(shift, last + 1, width)],
+                    *rest * [range(last, last + 1)],
+                ]
             else:
                 self._shifts += times * width * [once]
             run = self._runs[-1] + 1 if self._runs else 0

@@ -11,6 +11,7 @@ from headwise.cost.results import Kind, Ledger, LedgerEntry
 FORWARD, LOSS, BACKWARD, OPTIMIZER_STEP = "forward", "loss", "backward", "optimizer step"
 OUTSIDE = "outside modules"
 BEFORE = "before"
+WORKSPACE = "workspace of "  # begins the name of what a kernel takes for itself
 
 Layer = tuple[str, int]
 """One of several layers in a row: the name of the list that holds them, and its number there."""

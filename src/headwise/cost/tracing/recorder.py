@@ -34,6 +34,7 @@ from headwise.cost.tracing.lives import (
     FORWARD,
     OPTIMIZER_STEP,
     OUTSIDE,
+    WORKSPACE,
     Event,
     Layer,
     Life,
@@ -70,7 +71,7 @@ class Recorder(TorchDispatchMode):
     Args:
         find_line: called at every birth for the line that is at work. Default: lines are not recorded.
         find_workspace: called with every operation and its arguments for the bytes that its kernel takes for itself
-            while it runs. Default: none.
+            while it runs; None for one that takes none at any size. Default: none does.
         with_random_states: record the states of the CPU's random generator that checkpointing keeps, which no operation
             makes; False where only a device's memory counts.
 
@@ -87,7 +88,7 @@ class Recorder(TorchDispatchMode):
         self,
         *,
         find_line: Callable[[], str | None] | None = None,
-        find_workspace: Callable[[Any, tuple[Any, ...], dict[str, Any]], int] | None = None,
+        find_workspace: Callable[[Any, tuple[Any, ...], dict[str, Any]], int | None] | None = None,
         with_random_states: bool = True,
     ):
         super().__init__()  # type: ignore[no-untyped-call]
@@ -198,8 +199,8 @@ class Recorder(TorchDispatchMode):
             for place, output in enumerate(result):
                 if isinstance(output, Tensor):
                     self._see_output(output, func, args, place)
-        if self._find_workspace is not None and (num_bytes := self._find_workspace(func, args, kwargs or {})):
-            self._pass(f"workspace of {func._opname}", num_bytes, (num_bytes,), "uint8")
+        if self._find_workspace is not None:
+            self._see_workspace(func, self._find_workspace(func, args, kwargs or {}))
         return result
 
     def _see_inputs(self, values: Iterable[Any]) -> None:
@@ -241,6 +242,11 @@ class Recorder(TorchDispatchMode):
                 num_bytes = factor.numel() * factor.element_size()
                 name = f"copy of a factor of {func._opname}"
                 self._pass(name, num_bytes, tuple(factor.shape), dtype_name(factor))
+
+    def _see_workspace(self, func: Any, num_bytes: int | None) -> None:
+        """Note what a kernel takes for itself, also where it is nothing: at other sizes it is something."""
+        if num_bytes is not None:
+            self._pass(WORKSPACE + func._opname, num_bytes, (num_bytes,), "uint8")
 
     def _pass(self, name: str, num_bytes: int, shape: tuple[int, ...], dtype: str) -> None:
         """Record what a kernel takes for itself: it is born beside its results, and released at once."""

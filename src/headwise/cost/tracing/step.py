@@ -81,7 +81,7 @@ def record_step(
     return recorder
 
 
-def _workspace_of(workload: Workload) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], int] | None:
+def _workspace_of(workload: Workload) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], int | None] | None:
     """Return what tells the bytes that a kernel of the workload's device takes for itself; None where none is known."""
     if workload.device != "cuda":
         return None

@@ -4,11 +4,13 @@ import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import takewhile
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
+from headwise.cost.collector import without_collections
 from headwise.cost.results import Ledger, StepMemory
 from headwise.cost.running.freezing import freeze_layers
 from headwise.cost.running.prepare import Inputs, Loss
@@ -21,6 +23,18 @@ from headwise.cost.tracing.repeat import IrregularError, repeat_row
 from headwise.cost.tracing.step import record_step
 from headwise.cost.workload import Workload
 from headwise.errors import HeadwiseError, ModelError, describe
+
+
+class Followed(NamedTuple):
+    """A step that was traced, and what that took.
+
+    `is_regular`: whether layers that look alike live alike; False also where there are no layers to leave out.
+    `num_events`: births and releases that were recorded, of the layers that ran.
+    """
+
+    ledger: Ledger
+    is_regular: bool
+    num_events: int
 
 
 def trace_step(
@@ -60,23 +74,48 @@ def trace_step(
         UnsupportedError: the step depends on the values of tensors, trains an `nn.LSTM` through oneDNN (whose memory
             nobody tells), or torch or the module cannot do what the workload asks for.
     """
-    with quiet_trace(), torch.random.fork_rng(devices=()):
+    return follow_step(module, inputs, workload, loss=loss).ledger
+
+
+def follow_step(
+    module: nn.Module | Callable[[], nn.Module],
+    inputs: Inputs,
+    workload: Workload,
+    *,
+    loss: Loss | None = None,
+    is_regular: bool | None = None,
+) -> Followed:
+    """Trace a step as `trace_step` does, or faster where it is known of the module how its layers live.
+
+    Args:
+        module, inputs, workload, loss: as of `trace_step`.
+        is_regular: True: layers that look alike live alike, as another step of this module at this length has shown; a
+            few run, and no whole forward pass. False: they do not. Default: not known.
+
+    Raises:
+        HeadwiseError: as of `trace_step`.
+    """
+    with quiet_trace(), without_collections(), torch.random.fork_rng(devices=()):
         given = _make(module)
         if workload.phase == "train" and workload.frozen_layers:  # before rows of equal layers are looked for
             given = copy_to_meta(given)
             freeze_layers(given, workload.frozen_layers)
             workload = replace(workload, frozen_layers=0)
-        forecast = _foresee(given, inputs, workload, loss)
-        expected = None if forecast is None else _forward_ledger(*forecast)
+        forecast = None if is_regular is False else _foresee(given, inputs, workload, loss)
+        if forecast is not None and is_regular:
+            return _foreseen(forecast)
+        expected = None if forecast is None else _forward_ledger(forecast.standing, forecast.events)
 
         def is_foreseen(recorder: Recorder) -> bool:
             return expected is not None and _forward_ledger(recorder.standing, recorder.events) == expected
 
         recorder = record_step(given, inputs, workload, loss, is_foreseen=is_foreseen)
     if recorder is not None:
-        return make_ledger(recorder.standing, recorder.events)
-    assert forecast is not None
-    return make_ledger(*forecast)
+        ledger = make_ledger(recorder.standing, recorder.events)
+        return Followed(ledger, is_regular=False, num_events=len(recorder.events))
+    assert forecast is not None and expected is not None
+    foreseen = _foreseen(forecast)
+    return foreseen._replace(num_events=foreseen.num_events + len(expected.moments))
 
 
 def step_memory(ledger: Ledger) -> StepMemory:
@@ -115,9 +154,15 @@ def _make(module: nn.Module | Callable[[], nn.Module]) -> nn.Module:
     return made
 
 
-def _foresee(
-    given: nn.Module, inputs: Inputs, workload: Workload, loss: Loss | None
-) -> tuple[list[Life], list[Event]] | None:
+class _Forecast(NamedTuple):
+    """What the record of a step will be, and how many events it is made from."""
+
+    standing: list[Life]
+    events: list[Event]
+    num_recorded: int
+
+
+def _foresee(given: nn.Module, inputs: Inputs, workload: Workload, loss: Loss | None) -> _Forecast | None:
     """Return what the record of a step will be if layers that look alike live alike; None where nothing is foreseen.
 
     A prefill is a forward pass, which has to run in any case.
@@ -132,8 +177,12 @@ def _foresee(
         standing, events = cut.standing, cut.events
         for row in rows:
             standing, events = repeat_row(row, standing, events)
-        return standing, events
+        return _Forecast(standing, events, len(cut.events))
     return None
+
+
+def _foreseen(forecast: _Forecast) -> Followed:
+    return Followed(make_ledger(forecast.standing, forecast.events), True, forecast.num_recorded)
 
 
 def _forward_ledger(standing: Iterable[Life], events: Iterable[Event]) -> Ledger:

@@ -3,6 +3,7 @@ const KIND_NAMES = {
   parameter: "Parameters",
   gradient: "Gradients",
   optimizer: "Optimizer",
+  kv_cache: "KV cache",
   input: "Inputs",
   saved: "Saved",
   temporary: "Temporary",
@@ -14,7 +15,7 @@ const makeName = (text) => {
   return name;
 };
 
-const makeKey = (kind) => make("span", { class: `key kind ${kind}`, title: kind });
+const makeKey = (kind) => make("span", { class: `key kind ${kind}`, title: KIND_NAMES[kind] });
 
 const makeAmount = (label, size) => make("div", {}, make("dt", {}, ...label), make("dd", {}, size));
 
