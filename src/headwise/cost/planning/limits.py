@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import prod
 
 from headwise.config.checks import MAX_SIZE
 from headwise.cost.planning.positions import with_positions
@@ -11,9 +12,9 @@ from headwise.cost.results import Device, FitVerdict
 from headwise.cost.workload import MAX_TOKENS
 from headwise.errors import HeadwiseError
 
-MAX_REPLAYS = 16
+MAX_REPLAYS = 12
 """Sizes whose allocations one search replays at most,"""
-MAX_LAYERS = 320
+MAX_LAYERS = 192
 """and the layers that it replays in all, about; one size is tried in any case."""
 NEIGHBOURS = 64
 """The second size is replayed at a distance of one in so many, the next ones at four times that each."""
@@ -215,9 +216,13 @@ class _Sizes:
         return 0, 1
 
     def _between(self, low: int, high: int) -> int:
-        """Return where a line through what two sizes need meets the whole device."""
+        """Return where a curve through what three sizes need, those that need nearly all, meets the whole device."""
         shares = self._shares
         if low not in shares or high not in shares or shares[low] >= shares[high]:
             return (low + high) // 2
-        share = (1 - shares[low]) / (shares[high] - shares[low])
-        return min(max(low + int(share * (high - low)), low + 1), high - 1)
+        near = dict(sorted(((share, size) for size, share in shares.items()), key=lambda one: abs(1 - one[0]))[:3])
+        guess = sum(
+            size * prod((1 - other) / (share - other) for other in near if other != share)
+            for share, size in near.items()
+        )
+        return min(max(int(guess), low + 1), high - 1)

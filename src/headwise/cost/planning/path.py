@@ -17,13 +17,15 @@ from headwise.errors import HeadwiseError
 
 MAX_LENGTH = 4  # changes in a path
 MAX_PATHS = 12  # of one length
-BUDGET = 72
-"""Layers that are played at most for each length: of most models it takes 3 to judge a setup."""
+BUDGET = 5000
+"""Tensors of layers that are played at most for each length: of most models it takes 200 to 400 to judge a setup."""
+
+MIN_TRIES = 2  # lists of each length, on one device and on several
 
 HOPEFUL = 1.25
 """Lists are tried in the order of preference whose estimated peak is at most so many times what the device has."""
 
-HOPELESS = 8.0
+HOPELESS = 2.0
 """Lists are not tried whose estimated peak is more than so many times what the device has."""
 
 
@@ -52,7 +54,8 @@ def find_paths(
         changes: of `list_changes` for the same setup and device.
         num_devices: as of `list_changes`.
         judge: of that device, with what it has judged. Default: a new one.
-        budget: layers that are played at most for each length, in lists that seem to fit by what each change frees.
+        budget: tensors of layers that are played at most for each length, in lists that seem to fit by what each change
+            frees.
 
     Returns:
         No path where the setup fits as it is, or where none was found.
@@ -71,9 +74,12 @@ def find_paths(
     return _best(on_one_device) + _best(singles) + _best(search.lists_of(2, techniques, singles, budget))
 
 
-def _num_played(setup: Setup) -> int:
-    """Return how many layers are played to judge a setup once."""
-    return 1 if setup.config is None else count_played(setup.config.blocks)
+def _num_played(setup: Setup, predictor: Predictor) -> int:
+    """Return about how many tensors of layers are played to judge a setup once."""
+    if setup.config is None:
+        return 1
+    num_tensors = len(predictor.ledger(setup).entries)
+    return num_tensors * count_played(setup.config.blocks) // setup.config.num_layers
 
 
 @dataclass(frozen=True)
@@ -103,7 +109,7 @@ class _Search:
         self.changes = {change.key: change for change in changes if change.applies}
         self.options = [option for option in CATALOGUE if option.key in self.changes]
         self._peak_bytes = place.judge(setup).peak_bytes
-        self._num_played = _num_played(setup)
+        self._num_played = max(1, _num_played(setup, place.judge.predictor))
 
     def singles(self) -> list[_Found]:
         """Return the changes that are enough by themselves."""
@@ -144,7 +150,7 @@ class _Search:
         return [*self._try_all(on_one, budget), *self._try_all(on_many, budget // 2)]
 
     def _try_all(self, lists: list[tuple[Option, ...]], budget: int) -> list[_Found]:
-        last = self.place.judge.num_judged + max(1, budget // self._num_played)
+        last = self.place.judge.num_judged + max(MIN_TRIES, budget // self._num_played)
         found: list[_Found] = []
         for chosen in self._ordered(lists):
             if self.place.judge.num_judged >= last or len(found) >= MAX_PATHS:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from headwise.cost.collector import without_collections
 from headwise.cost.planning.limits import largest_batch, largest_seq
 from headwise.cost.planning.path import find_paths
 from headwise.cost.planning.rank import list_changes
@@ -11,6 +12,9 @@ from headwise.cost.planning.sweep import sweep_sizes
 from headwise.cost.planning.verdict import Judge
 from headwise.cost.results import Device, FitVerdict, Ledger
 from headwise.results import Result
+
+MAX_REPLAYED_TENSORS = 16_000
+"""Tensors of a step, over all that its changes replay: about half a second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,15 +57,21 @@ def plan(
     Raises:
         HeadwiseError: the predictor cannot tell the setup, or the axes are not those of a sweep.
     """
-    judge = Judge(predictor, device)
-    verdict = judge.with_reserved(setup)
-    changes = list_changes(predictor, setup, device, num_devices=num_devices, judge=judge)
+    ledger = predictor.ledger(setup)
+    num_layers = 1 if setup.config is None else setup.config.num_layers
+    judge = Judge(predictor, device, max_replayed_layers=MAX_REPLAYED_TENSORS * num_layers // len(ledger.entries))
+    with without_collections():
+        verdict = judge.with_reserved(setup)
+        changes = list_changes(predictor, setup, device, num_devices=num_devices, judge=judge)
+        paths = find_paths(predictor, setup, device, changes, num_devices=num_devices, judge=judge)
+        batch = largest_batch(predictor, setup, device, judge=judge)
+        seq = largest_seq(predictor, setup, device, judge=judge)
     return Planned(
         verdict=verdict,
-        ledger=predictor.ledger(setup),
+        ledger=ledger,
         changes=changes,
-        paths=find_paths(predictor, setup, device, changes, num_devices=num_devices, judge=judge),
-        largest_batch=largest_batch(predictor, setup, device, judge=judge),
-        largest_seq=largest_seq(predictor, setup, device, judge=judge),
+        paths=paths,
+        largest_batch=batch,
+        largest_seq=seq,
         sweep=None if axes is None else sweep_sizes(predictor, setup, device, *axes, judge=judge),
     )

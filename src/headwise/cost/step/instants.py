@@ -1,6 +1,7 @@
 """same_instants: the instants of a step's stretches at which the same happens as at the worst instant of others."""
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Mapping
 
 from headwise.cost.step.tape import Tape
@@ -22,22 +23,20 @@ def same_instants(tape: Tape, like: Mapping[int, int]) -> list[int]:
         like: which stretches are like which other.
     """
     ticks = worst_instants(tape)
-    wanted = {*like, *like.values()}
     begins = [stretch.begin_tick for stretch in tape.stretches]
-    made: dict[int, dict[str, list[int]]] = {index: {} for index in wanted}
-    names: dict[int, str] = {}  # what is made at the worst instants
+    worst = {ticks[index]: index for index in like.values()}
+    names = {worst[record.born]: record.name for record in tape.records if record.born in worst}
+    made: dict[tuple[int, str], list[int]] = defaultdict(list)
+    wanted = set(names.values())
     for record in tape.records:
-        index = bisect_left(begins, record.born) - 1  # -1: it stands since before the step
-        if index in wanted:
-            made[index].setdefault(record.name, []).append(record.born)
-            if record.born == ticks[index]:
-                names[index] = record.name
+        if record.name in wanted:
+            made[bisect_left(begins, record.born) - 1, record.name].append(record.born)
     same = list(ticks)
     for index, other in like.items():
         if other not in names:  # the other's worst instant is its beginning
             same[index] = begins[index]
             continue
-        times = made[index].get(names[other], [])
-        place = made[other][names[other]].index(ticks[other])
+        times = made[index, names[other]]
+        place = made[other, names[other]].index(ticks[other])
         same[index] = times[place] if place < len(times) else ticks[index]
     return same

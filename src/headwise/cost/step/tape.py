@@ -21,7 +21,7 @@ BYTES_OF_DTYPE = DTYPE_BYTES | {"int64": 8, "uint64": 8, "int32": 4, "uint8": 1,
 Shape = tuple[int, ...]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Record:
     """What is remembered of a storage: `born` and `freed` are ticks of the tape's clock, `freed` None = still alive."""
 
@@ -287,18 +287,23 @@ class Tape:
             copied_layouts: orders in which a gradient that is passed on must be copied first.
         """
         layouts = gradient_layouts or ("same",) * len(fresh)
-        edges = tuple(
-            Edge(value.node, value.slot, value.shape, value.dtype, is_passed, edge_layout)
-            for values, is_passed, edge_layouts in ((fresh, False, layouts), (passed, True, ("same",) * len(passed)))
-            for value, edge_layout in zip(values, edge_layouts, strict=True)
+        edges = [
+            Edge(value.node, value.slot, value.shape, value.dtype, False, edge_layout)
+            for value, edge_layout in zip(fresh, layouts, strict=True)
             if value.node is not None
-        )
+        ]
+        edges += [
+            Edge(value.node, value.slot, value.shape, value.dtype, True, "same")
+            for value in passed
+            if value.node is not None
+        ]
         node = None
         if edges:
             self.num_nodes += 1
             label = self.stretches[-1].label
+            into = tuple(edges)
             node = Node(
-                name, shape, self.owner, label, self.num_nodes, edges, (), tuple(scratch), needs_dense, copied_layouts
+                name, shape, self.owner, label, self.num_nodes, into, (), tuple(scratch), needs_dense, copied_layouts
             )
             node.is_view = storage is not None
             node.workspace_bytes = workspace_bytes
