@@ -40,11 +40,15 @@ except RuntimeError as error:
 """
 
 
+@pytest.fixture(scope="module")
+def answer():
+    return headwise.api.oom.oom(ON_GPU)
+
+
 @pytest.fixture
-def asked(monkeypatch):
+def asked(monkeypatch, answer):
     """Let every question be answered by one that was given before, and remember what was asked."""
     questions = []
-    answer = headwise.api.oom.oom(ON_GPU)
 
     def remember(text, **known):
         questions.append((text, known))

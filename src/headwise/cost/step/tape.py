@@ -288,14 +288,12 @@ class Tape:
         """
         layouts = gradient_layouts or ("same",) * len(fresh)
         edges = [
-            Edge(value.node, value.slot, value.shape, value.dtype, False, edge_layout)
-            for value, edge_layout in zip(fresh, layouts, strict=True)
-            if value.node is not None
+            Edge(one.node, one.slot, one.shape, one.dtype, False, edge_layout)
+            for one, edge_layout in zip(fresh, layouts, strict=True)
+            if one.node is not None
         ]
         edges += [
-            Edge(value.node, value.slot, value.shape, value.dtype, True, "same")
-            for value in passed
-            if value.node is not None
+            Edge(one.node, one.slot, one.shape, one.dtype, True, "same") for one in passed if one.node is not None
         ]
         node = None
         if edges:
