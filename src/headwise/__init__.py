@@ -42,6 +42,14 @@ if TYPE_CHECKING:
     from headwise.masks.patterns import Full as Full
     from headwise.masks.patterns import Mask as Mask
     from headwise.masks.patterns import SlidingWindow as SlidingWindow
+    from headwise.masks.sparse import Dilated as Dilated
+    from headwise.masks.sparse import GlobalTokens as GlobalTokens
+    from headwise.masks.sparse import LocalWindow as LocalWindow
+    from headwise.masks.sparse import PrefixLM as PrefixLM
+    from headwise.masks.sparse import Strided as Strided
+    from headwise.masks.tables import BlockSparse as BlockSparse
+    from headwise.masks.tables import Documents as Documents
+    from headwise.masks.tables import Explicit as Explicit
     from headwise.nn.block import Block as Block
     from headwise.nn.multihead import MultiHeadAttention as MultiHeadAttention
     from headwise.ops.attention import attention as attention
@@ -54,23 +62,31 @@ _MODULE_OF = {
     "AttentionOutput": "headwise.ops.results",
     "Block": "headwise.nn.block",
     "BlockConfig": "headwise.config.model",
+    "BlockSparse": "headwise.masks.tables",
     "Causal": "headwise.masks.patterns",
+    "Dilated": "headwise.masks.sparse",
+    "Documents": "headwise.masks.tables",
     "EncoderConfig": "headwise.config.model",
+    "Explicit": "headwise.masks.tables",
     "FeedForwardConfig": "headwise.config.model",
     "Full": "headwise.masks.patterns",
+    "GlobalTokens": "headwise.masks.sparse",
     "HeadwiseError": "headwise.errors",
     "KeyPadding": "headwise.masks.data",
     "LatentAttentionConfig": "headwise.config.latent",
     "LinearAttentionConfig": "headwise.config.linear",
+    "LocalWindow": "headwise.masks.sparse",
     "Lora": "headwise.cost.workload",
     "Mask": "headwise.masks.patterns",
     "ModelConfig": "headwise.config.model",
     "MultiHeadAttention": "headwise.nn.multihead",
     "OutputHead": "headwise.config.model",
     "PatchConfig": "headwise.config.model",
+    "PrefixLM": "headwise.masks.sparse",
     "Rotary": "headwise.config.attention",
     "Sharding": "headwise.cost.sharding.results",
     "SlidingWindow": "headwise.masks.patterns",
+    "Strided": "headwise.masks.sparse",
     "T5Bias": "headwise.config.position",
     "Workload": "headwise.cost.workload",
     "attention": "headwise.ops.attention",

@@ -8,6 +8,8 @@ import torch
 
 from headwise.masks.data import KeyPadding
 from headwise.masks.patterns import Causal, Full, Mask, SlidingWindow
+from headwise.masks.sparse import Dilated, GlobalTokens, LocalWindow
+from headwise.masks.tables import Documents
 
 IMPLS = ["reference", "sdpa"]
 DTYPES = [torch.float32, torch.float64]
@@ -28,6 +30,9 @@ MASKS = {
     "window": lambda key_len: SlidingWindow(3),
     "striped by head": lambda key_len: Striped(),
     "not causal": lambda key_len: ~Causal(),
+    "longformer": lambda key_len: LocalWindow(2, 1) | GlobalTokens(1),
+    "dilated": lambda key_len: Dilated(3, 2),
+    "packed": lambda key_len: Causal() & Documents(torch.tensor([key_len // 2, key_len // 3])),
     "right padding": lambda key_len: KeyPadding(torch.tensor([key_len, 0, key_len // 2])),
     "left padding": lambda key_len: KeyPadding(
         torch.tensor([key_len, 0, key_len // 2]), side="left", padded_len=key_len

@@ -52,7 +52,7 @@ class KeyPadding(Mask):
                 "padded_len must be given for left padding, whose texts end at that index; got None "
                 "(it is the number of keys, where no cache has appended any)"
             )
-        if _may_look(lengths):
+        if may_look(lengths):
             if bool((lengths < 0).any()):
                 raise ConfigError(f"lengths must not be negative; got {lengths.tolist()}")
             if self.padded_len is not None and bool((lengths > self.padded_len).any()):
@@ -81,6 +81,6 @@ class KeyPadding(Mask):
         return f"KeyPadding(<{self.batch_size} lengths>, side={self.side!r})"
 
 
-def _may_look(tensor: Tensor) -> bool:
+def may_look(tensor: Tensor) -> bool:
     """Whether a look at the numbers is possible and free: it stops compilation, and a host waits for its device."""
     return not torch.compiler.is_compiling() and type(tensor) is Tensor and tensor.device.type == "cpu"

@@ -63,6 +63,22 @@ class Distances(NamedTuple):
 
 
 EVERY_DISTANCE = Distances(((-INFINITY, INFINITY),))
+NO_DISTANCE = Distances(())
+
+
+def count_multiples(query_len: int, key_len: int, *, step: int, first: int, end: int | float) -> int:
+    """Count the pairs whose distance is `step` times a whole number from `first` (0 or more) up to below `end`.
+
+    The queries stand at the end of the keys.
+    """
+    offset = key_len - query_len  # query i has index offset + i, and reads the key at distance d if d <= offset + i
+    end = min(end, -(-key_len // step))
+    if end <= first:
+        return 0
+    whole = min(max(offset // step + 1, first), int(end))  # up to here every query has such a key
+    number = int(end) - whole
+    ends = number * key_len - step * (whole + int(end) - 1) * number // 2
+    return (whole - first) * query_len + ends
 
 
 def _triangle(side: int) -> int:

@@ -7,10 +7,30 @@ last key.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from headwise.errors import ConfigError
 from headwise.masks.distances import EVERY_DISTANCE, INFINITY, Distances
+
+
+class GlobalAndLocal(NamedTuple):
+    """A mask whose first `num_global` tokens see all and are seen by all, and that elsewhere allows some distances."""
+
+    num_global: int
+    distances: Distances
+
+    def count_pairs(self, query_len: int, key_len: int) -> int:
+        """Count the allowed pairs, the queries standing at the end of the keys."""
+        rest = max(key_len - self.num_global, 0)  # keys that are not global
+
+        def count_last(num_queries: int) -> int:
+            """Count the pairs of so many last queries with keys that are not global, by their distances."""
+            return self.distances.count_pairs(num_queries, rest)
+
+        inside, behind = min(query_len, key_len), min(query_len, rest)  # queries of the stream, and behind the tokens
+        num_global = inside - behind
+        by_distance = count_last(query_len) - count_last(inside) + count_last(behind)
+        return num_global * key_len + (query_len - num_global) * (key_len - rest) + by_distance
 
 
 class Mask:
@@ -54,6 +74,11 @@ class Mask:
         """Return the distances `query_index - key_index` that are allowed; None if the mask looks at more than that."""
         return None
 
+    def global_and_local(self) -> "GlobalAndLocal | None":
+        """Return the mask as global tokens and distances elsewhere; None if it is not of this form."""
+        distances = self.distances()
+        return None if distances is None else GlobalAndLocal(0, distances)
+
     def count_pairs(self, query_len: int, key_len: int, *, batch_size: int = 1, num_heads: int = 1) -> int:
         """Count the allowed (query, key) pairs over the whole batch and all query heads.
 
@@ -74,12 +99,17 @@ class Mask:
             ("num_heads", num_heads),
         ):
             require_whole_number(name, value, minimum=0)
-        distances = self.distances()
-        if distances is not None:
-            return batch_size * num_heads * distances.count_pairs(query_len, key_len)
+        count = self._count_pairs(query_len, key_len)
+        if count is not None:
+            return batch_size * num_heads * count
         from headwise.masks.dense import count_allowed
 
         return count_allowed(self, batch_size, num_heads, query_len, key_len)
+
+    def _count_pairs(self, query_len: int, key_len: int) -> int | None:
+        """Count the pairs of one head of one row in closed form; None: there is none, or they differ."""
+        form = self.global_and_local()
+        return None if form is None else form.count_pairs(query_len, key_len)
 
     def __and__(self, other: "Mask") -> "Mask":
         require_mask(other)
@@ -232,6 +262,13 @@ class Or(_Pair):
     """What either mask allows; written `left | right`."""
 
     sign = "|"
+
+    def global_and_local(self) -> "GlobalAndLocal | None":
+        """Join the tokens and the distances of the two masks."""
+        left, right = self.left.global_and_local(), self.right.global_and_local()
+        if left is None or right is None:
+            return None
+        return GlobalAndLocal(max(left.num_global, right.num_global), left.distances | right.distances)
 
     @staticmethod
     def _join(left: Any, right: Any) -> Any:

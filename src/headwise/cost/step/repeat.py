@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from headwise.config.checks import require_instance
 from headwise.config.model import BlockConfig, ModelConfig
@@ -30,8 +31,7 @@ MAX_PLAYED_LAYERS = 600  # about two seconds
 MAX_CYCLE = 16  # layers; in published models a cycle has at most 8
 
 
-@dataclass(frozen=True, slots=True)
-class Life:
+class Life(NamedTuple):
     """One tensor of the played step: alive from moment `born` to moment `last`, None = to the end and on.
 
     A tensor of a layer has the layer's number, and the rest of its owner's name in `part`.
@@ -198,7 +198,7 @@ class RepeatedStep:
         if match is None:
             return life
         layer = int(match[1]) + self._shifts[int(match[1])][0]  # of layers alike, the first is the worst
-        return replace(life, name=f"{life.name[: match.start(1)]}{layer}{life.name[match.end(1) :]}")
+        return life._replace(name=f"{life.name[: match.start(1)]}{layer}{life.name[match.end(1) :]}")
 
     def span(self, layer: int | None, born: int, last: int | None, shift: int) -> tuple[int, int | None]:
         """Return the moments from which, and before which, the life of a tensor of a layer lasts when it is shifted."""
