@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from headwise.cost.workload import Lora as Lora
     from headwise.cost.workload import Workload as Workload
     from headwise.errors import HeadwiseError as HeadwiseError
+    from headwise.masks.bigbird import BigBird as BigBird
     from headwise.masks.data import KeyPadding as KeyPadding
     from headwise.masks.patterns import Causal as Causal
     from headwise.masks.patterns import Full as Full
@@ -60,6 +61,7 @@ _MODULE_OF = {
     "ALiBi": "headwise.config.position",
     "AttentionConfig": "headwise.config.attention",
     "AttentionOutput": "headwise.ops.results",
+    "BigBird": "headwise.masks.bigbird",
     "Block": "headwise.nn.block",
     "BlockConfig": "headwise.config.model",
     "BlockSparse": "headwise.masks.tables",

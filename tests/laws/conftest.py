@@ -6,6 +6,7 @@ import operator
 import pytest
 import torch
 
+from headwise.masks.bigbird import BigBird
 from headwise.masks.data import KeyPadding
 from headwise.masks.patterns import Causal, Full, Mask, SlidingWindow
 from headwise.masks.sparse import Dilated, GlobalTokens, LocalWindow
@@ -32,6 +33,7 @@ MASKS = {
     "not causal": lambda key_len: ~Causal(),
     "longformer": lambda key_len: LocalWindow(2, 1) | GlobalTokens(1),
     "dilated": lambda key_len: Dilated(3, 2),
+    "bigbird": lambda key_len: BigBird(num_blocks=3, block_size=2, num_random=1, window_blocks=1, causal=True),
     "packed": lambda key_len: Causal() & Documents(torch.tensor([key_len // 2, key_len // 3])),
     "right padding": lambda key_len: KeyPadding(torch.tensor([key_len, 0, key_len // 2])),
     "left padding": lambda key_len: KeyPadding(
@@ -39,6 +41,8 @@ MASKS = {
     ),
     "causal and padding": lambda key_len: Causal() & KeyPadding(torch.tensor([key_len, 0, key_len // 2])),
 }
+
+BY_HEAD = ("striped by head", "bigbird")
 
 
 @pytest.fixture(params=IMPLS)
@@ -56,7 +60,7 @@ def make_mask(request):
     return MASKS[request.param]
 
 
-@pytest.fixture(params=[name for name in MASKS if name != "striped by head"])
+@pytest.fixture(params=[name for name in MASKS if name not in BY_HEAD])
 def make_mask_alike(request):
     """Make a mask that is the same for all heads."""
     return MASKS[request.param]
