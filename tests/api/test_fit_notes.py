@@ -103,4 +103,25 @@ def test_a_longer_table_of_positions_does_not_change_what_the_model_is():
     plan = headwise.fit(shallow("gpt2", 1), seq=2048, gpu="t4")
     assert plan.model.max_positions == 1024
     assert "1,024 positions, reckoned with 2,048" in " ".join(plan.to_text().split())
-    assert "reckoned with" not in headwise.fit(shallow("gpt2", 1), seq=1024, gpu="t4").to_text()
+    assert "positions, reckoned with" not in headwise.fit(shallow("gpt2", 1), seq=1024, gpu="t4").to_text()
+
+
+def test_lengths_beyond_the_position_table_are_said_to_be_so_whoever_names_them():
+    gpt2 = shallow("gpt2", 1)
+    plan = headwise.fit(gpt2, gpu="t4", seq=64, sweep=("batch=1", "seq=64,2048"))
+    assert plan.largest_seq > 1024
+    beyond = (
+        "Lengths above 1,024 (the largest that fits, the sweep's, the sweep's edge) are reckoned with a longer table"
+    )
+    assert beyond in notes_of(plan)
+    rotary = headwise.fit(shallow("llama-3-8b", 1), gpu="t4", seq=64)
+    assert "longer table" not in notes_of(rotary)
+
+
+def test_what_a_sweep_leaves_out_is_counted():
+    """A length that four devices do not divide cannot be told."""
+    gpt2 = shallow("gpt2", 1)
+    step = {"gpu": "a100-80gb", "precision": "bf16", "dropout": False, "shard": "context", "num_gpus": 4}
+    plan = headwise.fit(gpt2, seq=64, sweep=("seq=30,64,96",), **step)
+    assert [point.seq for point in plan.sweep.points] == [64, 96]
+    assert "Of the sweep 1 of 3 points and the edges of 0 batches were not told, or not in time." in notes_of(plan)

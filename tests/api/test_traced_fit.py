@@ -11,7 +11,6 @@ from headwise.api.traced_fit import Traced
 from headwise.config.huggingface import read_config
 from headwise.cost.memory import predict_step
 from headwise.cost.planning.closed_form import ClosedForm
-from headwise.cost.planning.positions import with_positions
 from headwise.cost.planning.setup import OutOfTime, Setup
 from headwise.cost.sharding.results import Sharding
 from headwise.cost.tracing.trace import step_memory
@@ -83,7 +82,7 @@ def test_another_model_or_several_devices_are_refused_in_words():
         with pytest.raises(UnsupportedError, match=text):
             traced.reserved(replace(setup, workload=replace(WORKLOAD, **changes)))
     short, long = (replace(WORKLOAD, phase="prefill", seq=seq) for seq in (11, 37))
-    longer = replace(setup, config=with_positions(config, 37), workload=long)
+    longer = replace(setup, workload=long)
     assert traced.step(longer).parameter_bytes > traced.step(replace(setup, workload=short)).parameter_bytes
 
 

@@ -15,7 +15,7 @@ from headwise.api.fit_door import (
     check_sweep,
     find_fit_device,
 )
-from headwise.api.fit_notes import notes_on_length, notes_on_plan
+from headwise.api.fit_notes import notes_on_length, notes_on_plan, notes_on_sizes
 from headwise.api.fit_results import FitPlan
 from headwise.api.fit_subject import FitSubject, find_subject, length_of
 from headwise.api.history import list_recent, read_history, summarise_history
@@ -112,13 +112,13 @@ def fit(
         notes += notes_on_length(config, workload.seq)
         config = with_positions(config, workload.seq)
     sharding = None if shard is None else Sharding(kind=shard, num_devices=num_gpus)  # type: ignore[arg-type]
-    setup = Setup(config=config, workload=workload, sharding=sharding)
+    setup = Setup(config=subject.config, workload=workload, sharding=sharding)
     steps.start("planning")
     predictor, setup, predictor_notes = subject.predictor_of(setup, is_attention_given="attention" in step)
     workload = setup.workload
-    notes += predictor_notes
     planned = plan(predictor, setup, device, num_devices=num_gpus, axes=axes)
-    notes += notes_on_plan(predictor, setup, device, planned)
+    sizes = notes_on_sizes(subject.config, workload.seq, planned, axes)
+    notes += [*predictor_notes, *notes_on_plan(predictor, setup, device, planned), *sizes]
     kernel = None if config is None else kernel_of(config, workload)
     device_note = kernel_note_of(device)
     if kernel is not None and device.step_capability == NO_FUSED_KERNELS:

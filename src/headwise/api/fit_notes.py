@@ -15,8 +15,14 @@ from headwise.results import format_bytes
 LARGE_SCORES = 10
 """Scores of more than one part in so many of the peak are worth a note."""
 
+Axes = tuple[tuple[int, ...], tuple[int, ...]]
+
 LONGER_TABLE = "{name} has positions for {positions:,} tokens: {seq:,} are reckoned with a longer table of positions."
 BEYOND = "{name} was made for {positions:,} tokens; {seq:,} are beyond that."
+LONGER_SIZES = "Lengths above {positions:,} ({which}) are reckoned with a longer table of positions than {name} has."
+LEFT_OUT = (
+    "Of the sweep {points} of {all_points} points and the edges of {edges} batches were not told, or not in time."
+)
 MORE_DEVICES = "Over {number:,} devices it {fits}{texts}."
 NO_MORE_DEVICES = "Over more devices it does not fit so either: {tried} were tried."
 ALL_SCORES = (
@@ -31,6 +37,33 @@ def notes_on_length(config: ModelConfig, seq: int) -> list[str]:
         return []
     text = LONGER_TABLE if config.position_table_size else BEYOND
     return [text.format(name=config.name, positions=config.max_positions, seq=seq)]
+
+
+def notes_on_sizes(config: ModelConfig | None, seq: int, planned: Planned, axes: Axes | None) -> Iterator[str]:
+    """Say which sizes beside the one asked for are beyond a model's position table, and what a sweep leaves out.
+
+    Args:
+        config: the model, as it is read.
+        seq: the length asked for, of which `notes_on_length` speaks.
+        planned: what was found.
+        axes: batches and lengths that a sweep was asked for; () stands for the step's own.
+    """
+    sweep = planned.sweep
+    if config is not None and config.position_table_size:
+        edges = () if sweep is None else sweep.frontier
+        beyond = {
+            "the largest that fits": planned.largest_seq or 0,
+            "the sweep's": max((point.seq for point in (() if sweep is None else sweep.points)), default=0),
+            "the sweep's edge": max((edge.largest_seq or 0 for edge in edges), default=0),
+        }
+        which = ", ".join(words for words, length in beyond.items() if length > max(config.max_positions, seq))
+        if which:
+            yield LONGER_SIZES.format(name=config.name, positions=config.max_positions, which=which)
+    if sweep is not None and axes is not None:
+        batches, seqs = (max(1, len(sizes)) for sizes in axes)
+        points, edges_left = batches * seqs - len(sweep.points), batches - len(sweep.frontier)
+        if points or edges_left:
+            yield LEFT_OUT.format(points=points, all_points=batches * seqs, edges=edges_left)
 
 
 def notes_on_plan(predictor: Predictor, setup: Setup, device: Device, planned: Planned) -> Iterator[str]:

@@ -165,10 +165,7 @@ def _trials_of_model(small: SmallCopy, base: Workload) -> tuple[list[_Trial], li
         return [], []
     trials, notes = [], []
     made = {key: one for key, one in _changes(small, base) if one.setup.config != config}
-    keys = {option.key for option in CATALOGUE}
     for change in change_model(config, small.content, made, seq=base.seq):
-        if change.key not in keys:
-            continue
         try:
             changed = build_copy(change.content, small.name)
             if changed.config is None or changed.config.blocks != change.blocks:

@@ -73,8 +73,7 @@ def with_changes(answer: OomAnswer, subject: FitSubject, known: KnownStep) -> Oo
     notes.append((OF_THE_GIVEN if candidate is None else OF_CANDIDATE).format(step=_describe(workload)))
     if candidate is not None:
         notes += _notes_on_open_sizes(candidate, known)
-    config = None if subject.config is None else with_positions(subject.config, workload.seq)
-    setup = Setup(config=config, workload=workload)
+    setup = Setup(config=subject.config, workload=workload)
     try:
         is_given = candidate is not None or known.hints.attention is not None
         predictor, setup, traced = subject.predictor_of(setup, is_attention_given=is_given)
@@ -103,7 +102,7 @@ def check_known(subject: FitSubject, hints: Hints, *, batch: int | None, seq: in
     require_lengths(subject.config, batch=batch or 1, seq=length)
     workload = _step_of(subject.config, hints, batch=batch or 1, seq=length)
     with suppress(UnsupportedError):  # no closed form tells of it, which is no reason to refuse
-        ClosedForm().step(Setup(config=with_positions(subject.config, length), workload=workload))
+        ClosedForm().step(Setup(config=subject.config, workload=workload))
 
 
 def _workload(candidate: Candidate | None, config: ModelConfig | None, known: KnownStep) -> Workload | None:
@@ -142,7 +141,7 @@ def _find_alive(
     config = setup.config
     if candidate is not None and config is not None:
         instant = find_instant(
-            config,
+            with_positions(config, setup.workload.seq),
             setup.workload,
             candidate,
             observed_bytes=answer.message.allocated_bytes,

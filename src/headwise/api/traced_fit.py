@@ -12,7 +12,6 @@ from headwise.api.tracing import with_modules_attention
 from headwise.config.model import ModelConfig
 from headwise.cost.allocator import replay_ledger
 from headwise.cost.flops import TRAIN_PER_FORWARD
-from headwise.cost.planning.positions import with_positions
 from headwise.cost.planning.setup import OutOfTime, Setup
 from headwise.cost.results import Ledger, StepMemory
 from headwise.cost.tracing.flops import trace_flops
@@ -135,8 +134,7 @@ class Traced:
         if setup.sharding is not None:
             raise UnsupportedError(f"a step over several devices is told in closed form, and {self.name} has none")
         workload = setup.workload
-        longer = None if self.config is None else with_positions(self.config, workload.seq)
-        if setup.config not in (self.config, longer):
+        if setup.config != self.config:
             raise UnsupportedError(f"a change of the model is told in closed form, and {self.name} has none")
         if workload.phase == "decode":
             raise UnsupportedError(f"a step against a cache is told in closed form, and {self.name} has none")

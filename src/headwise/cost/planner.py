@@ -13,9 +13,10 @@ from headwise.results import BYTES_PER_GIB, BYTES_PER_MIB, format_bytes
 MAX_BYTES = 2**100
 
 # How much more than the peak a device must hold for a step to run, in percent of the peak. 11 to 12 % were reported
-# (pytorch/pytorch#40989). In replays of 3,000 drawn steps, each with the least capacity that suffices, it was at most
-# 29 % where a training keeps what every layer makes: holes are filled by what the next layers keep. Where little is
-# kept (checkpoints, frozen layers, no training) it was up to 73 %, so that as much as the peak again is allowed.
+# (pytorch/pytorch#40989). In replays of 4,000 drawn steps, each with the least capacity that suffices, it was at most
+# 31 % where a training keeps what every layer makes: holes are filled by what the next layers keep. Where little is
+# kept (checkpoints, no training) it was up to 73 %, so that as much as the peak again is allowed; also where layers are
+# frozen, of which none were drawn.
 # `python -m benchmarks.holes --cases 3000` draws and replays them.
 FEW_HOLES_PERCENT = 40
 MANY_HOLES_PERCENT = 100
@@ -230,7 +231,7 @@ def _unknown_compiler(peak_bytes: int) -> Unmodelled:
 
 
 _HOLES_SOURCES = {
-    FEW_HOLES_PERCENT: "pytorch/pytorch#40989 (11 to 12 %), and replays of steps that keep every layer's (up to 29 %)",
+    FEW_HOLES_PERCENT: "pytorch/pytorch#40989 (11 to 12 %), and replays of steps that keep every layer's (up to 31 %)",
     MANY_HOLES_PERCENT: "replays of steps that keep little of their layers (up to 73 %)",
     HEAP_HOLES_PERCENT: "pytorch/pytorch#40989 (11 to 12 %, on CUDA), in place of any of this allocator's own",
 }

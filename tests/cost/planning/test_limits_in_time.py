@@ -9,6 +9,7 @@ from headwise.cost.devices import DEVICES
 from headwise.cost.planning.closed_form import ClosedForm
 from headwise.cost.planning.limits import largest_batch, largest_seq
 from headwise.cost.planning.setup import OutOfTime, Setup
+from headwise.cost.planning.verdict import Judge
 from headwise.cost.workload import Workload
 
 
@@ -25,6 +26,18 @@ class Hurried(ClosedForm):
             raise OutOfTime("left out")
         self._told.add(setup)
         return super().step(setup)
+
+
+@pytest.mark.parametrize("num_told", [1, 3, 6])
+@pytest.mark.parametrize("find", [largest_batch, largest_seq])
+def test_a_search_that_is_cut_short_says_nothing_of_sizes_that_were_not_tried(find, num_told):
+    config = preset("gpt2")
+    setup = Setup(config=replace(config, blocks=config.blocks[:1]), workload=Workload(batch=1, seq=64))
+    hurried = Hurried(num_told)
+    judge = Judge(hurried, DEVICES["t4"])
+    assert find(hurried, setup, DEVICES["t4"], judge=judge) is None
+    judge.predictor = ClosedForm()
+    assert judge.fits(replace(setup, workload=replace(setup.workload, batch=2, seq=128))) == "yes"
 
 
 @pytest.mark.parametrize("find", [largest_batch, largest_seq])

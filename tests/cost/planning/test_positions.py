@@ -4,8 +4,15 @@ import pytest
 
 from headwise.config.huggingface import read_config
 from headwise.config.presets import preset
+from headwise.cost.devices import DEVICES
+from headwise.cost.memory import predict_step
 from headwise.cost.parameters import count_parameters
+from headwise.cost.planner import judge
+from headwise.cost.planning.closed_form import ClosedForm
+from headwise.cost.planning.plan import plan
 from headwise.cost.planning.positions import with_positions
+from headwise.cost.planning.setup import Setup
+from headwise.cost.workload import Workload
 
 
 def test_a_length_within_the_table_changes_nothing():
@@ -55,3 +62,25 @@ def test_the_table_of_an_encoder_grows_with_that_of_its_decoder(seq):
     )
     longer = with_positions(bart, seq)
     assert (longer.position_table_size, longer.encoder.position_table_size) == (seq + 2, seq + 2)
+
+
+@pytest.mark.parametrize("seq", [2, 512, 2048, 65536])
+def test_what_is_said_of_a_size_does_not_depend_on_the_length_asked_for(seq):
+    """BERT has 512 positions: sweeps and the largest length are of a table as long as they need, and no longer."""
+    bert = preset("bert-base")
+    config = replace(bert, blocks=bert.blocks[:2])
+    setup = Setup(config=config, workload=Workload(batch=1, seq=seq, device="cpu"))
+    device = replace(DEVICES["t4"], kind="cpu")
+    planned = plan(ClosedForm(), setup, device, axes=((1, 3), (64, 1024)))
+    by_hand = [
+        predict_step(with_positions(config, length), Workload(batch=batch, seq=length, device="cpu")).peak_bytes
+        for batch in (1, 3)
+        for length in (64, 1024)
+    ]
+    assert [point.peak_bytes for point in planned.sweep.points] == by_hand
+    longest = planned.largest_seq
+    verdicts = [
+        judge(predict_step(with_positions(config, length), replace(setup.workload, seq=length)).peak_bytes, device).fits
+        for length in (longest, longest + 1)
+    ]
+    assert verdicts == ["yes", "tight"]

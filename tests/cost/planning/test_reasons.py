@@ -115,6 +115,8 @@ def test_grouped_heads_with_a_mask_tensor_are_repeated_and_stay_fused():
     change = row("kv-heads", many, batch=1, seq=8192, precision="bf16", optimizer="sgd")
     assert change.applies
     assert "math" not in (change.why or "")
+    workload = Workload(batch=1, seq=8192, precision="bf16", compute_capability=(8, 0))
+    assert kernel_choice(Setup(config=shallow("mistral-7b"), workload=workload)).name == "efficient"
 
 
 def test_heads_too_wide_for_the_fused_kernels_fall_to_math():

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from headwise.cost.oom.printed import rounded_by_hand
 from headwise.cost.oom.results import OomKind, OomMessage
 from headwise.cost.oom.unsized import KERNEL, KILLED
-from headwise.results import BYTES_PER_GIB, format_bytes
+from headwise.results import BYTES_PER_GIB, BYTES_PER_MIB, format_bytes
 
 # From a tenth of the card on, something matters by itself: a step holds tens of tensors at once, so one of that size is
 # not one of many, and memory given back in that amount makes the largest batch larger by about a tenth.
@@ -98,7 +98,9 @@ def _figures(message: OomMessage) -> Figures:
     named = others is not None
     if others is None and capacity is not None and message.free_bytes is not None and reserved is not None:
         own = message.process_bytes if message.process_bytes is not None else reserved + CONTEXT_BYTES
-        others = max(0, capacity - message.free_bytes - own)
+        others = (
+            max(0, capacity - message.free_bytes - own) // BYTES_PER_MIB * BYTES_PER_MIB
+        )  # as far as sizes are told
     return Figures(
         requested=message.requested_low_bytes,
         limit=limit,

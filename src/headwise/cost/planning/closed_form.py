@@ -6,6 +6,7 @@ from functools import lru_cache
 from headwise.config.model import ModelConfig
 from headwise.cost.allocator import replay
 from headwise.cost.memory import predict_ledger, predict_step
+from headwise.cost.planning.positions import with_positions
 from headwise.cost.planning.setup import OutOfTime, Setup
 from headwise.cost.reserved import Event, repeated_events
 from headwise.cost.results import Ledger, StepMemory
@@ -105,9 +106,10 @@ class ClosedForm:
 
 
 def _config_of(setup: Setup) -> ModelConfig:
+    """Return the config of a setup, with a position table that its length fits."""
     if setup.config is None:
         raise UnsupportedError("a closed form needs the config of the model; got none: trace the module")
-    return setup.config
+    return with_positions(setup.config, setup.workload.seq)
 
 
 def setup_events(setup: Setup) -> Iterator[Event]:

@@ -5,7 +5,6 @@ from dataclasses import replace
 from math import prod
 
 from headwise.config.checks import MAX_SIZE
-from headwise.cost.planning.positions import with_positions
 from headwise.cost.planning.setup import OutOfTime, Predictor, Setup
 from headwise.cost.planning.verdict import Judge
 from headwise.cost.results import Device, FitVerdict
@@ -68,9 +67,8 @@ def largest_seq(
 
 
 def with_length(setup: Setup, seq: int) -> Setup:
-    """Return a setup at another length, with a position table that is long enough."""
-    config = None if setup.config is None else with_positions(setup.config, seq)
-    return replace(setup, config=config, workload=replace(setup.workload, seq=seq))
+    """Return a setup at another length."""
+    return replace(setup, workload=replace(setup.workload, seq=seq))
 
 
 def find_largest(make: Callable[[int], Setup], judge: Judge, *, start: int, limit: int, step: int = 1) -> int | None:
@@ -79,9 +77,10 @@ def find_largest(make: Callable[[int], Setup], judge: Judge, *, start: int, limi
     None: the predictor ran out of time before it was found.
 
     Bounds alone give the largest size that fits for certain, by bisection. Some beyond it fit by a replay of the
-    allocator: first one is tried that should if holes between blocks take as much as they do as a rule, then others at
-    a distance of 1/64, 4/64 and on, then by bisection between what fits and what does not, to the end or until
-    `MAX_REPLAYS` have been made, of deep models fewer. What the judge has said of smaller and larger sizes counts as
+    allocator: a size that should fit if holes are as large as they are as a rule is replayed without a limit, and tells
+    how large they are; first one is tried that should fit with these, then others at a distance of 1/64, 4/64 and on,
+    then by bisection between what fits and what does not, to the end or until `MAX_REPLAYS` have been made, of deep
+    models fewer. What the judge has said of smaller and larger sizes counts as
     found; and that the next size does not fit, it takes as said from then on.
 
     Args:
@@ -114,20 +113,31 @@ class _Sizes:
         self._limit = limit
         self._shares: dict[int, float] = {}  # of the device that a size needs
         self.is_cut_short = False
+        self._holes_share: float | None = None  # of the peak, as one replay has them
         num_layers = getattr(make(1).config, "num_layers", 1)
         self._replays_left = max(1, min(MAX_REPLAYS, MAX_LAYERS // num_layers))
 
     def find_largest(self, start: int) -> int:
         """Return the largest size that is found to fit, or 0."""
         low = self._search(start, self._fits_for_certain)
-        if self._judge.can_replay and low < self._limit:
-            guess = self._search(max(low, 1), self._should_fit)
-            low = self._search_by_replays(low, guess) if guess > low else low
+        if self._judge.can_replay and low < self._limit and not self.is_cut_short:
+            low = self._search_by_replays(low, self._guess(low))
+        if self.is_cut_short:
+            return 0  # and nothing is said of any size
         if low:
             self._judge(self._make(low))
         if low < self._limit:
             self._judge.rule_out(self._make(low + 1))
         return low
+
+    def _guess(self, low: int) -> int:
+        """Return the size that should be the largest, from how large holes are as a rule, and then from one replay."""
+        guess = max(self._search(max(low, 1), self._should_fit), low + 1)
+        verdict = self._judged(self._make(guess))
+        if verdict is None or verdict.fits == "no":
+            return low
+        self._holes_share = self._judge.holes_share(self._make(guess))
+        return guess if self._holes_share is None else max(self._search(max(low, 1), self._should_fit), low + 1)
 
     def _fits_for_certain(self, size: int) -> bool:
         """Say whether a size fits by what has been said, or by bounds."""
@@ -140,12 +150,12 @@ class _Sizes:
         return verdict.fits == "yes" if known is None else known
 
     def _should_fit(self, size: int) -> bool:
-        """Say whether a size should fit if the holes between its blocks are as large as they are as a rule."""
+        """Say whether a size should fit if the holes between its blocks are as large as is known so far."""
         setup = self._make(size)
         verdict = self._judged(setup)
         if verdict is None:
             return False
-        needed = self._judge.usual_need(setup, verdict)
+        needed = self._judge.usual_need(setup, verdict, holes_share=self._holes_share)
         self._shares[size] = needed / self._judge.device.memory_bytes
         known = self._judge.known(setup)
         return needed <= self._judge.device.memory_bytes if known is None else known

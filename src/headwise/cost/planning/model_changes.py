@@ -163,7 +163,8 @@ def _freeze(setup: Setup, place: Place) -> Made | str:
     if workload.frozen_layers >= num_frozen:
         return f"already so: {workload.frozen_layers} of {setup.config.num_layers} layers are frozen"
     changed = replace(workload, frozen_layers=num_frozen)
-    return Made(replace(setup, workload=changed), f"freeze the embeddings and the first {num_frozen} layers", "alters")
+    layers = "layer" if num_frozen == 1 else f"{num_frozen} layers"
+    return Made(replace(setup, workload=changed), f"freeze the embeddings and the first {layers}", "alters")
 
 
 def _adapt(setup: Setup, place: Place) -> Made | str:

@@ -1,12 +1,8 @@
 """with_positions: the same model with a position table long enough for a length."""
 
-from collections.abc import Hashable
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import replace
 
 from headwise.config.model import ModelConfig
-
-_OF_POSITIONS = ("max_positions", "position_table_size")
 
 
 def with_positions(config: ModelConfig, seq: int) -> ModelConfig:
@@ -22,13 +18,3 @@ def with_positions(config: ModelConfig, seq: int) -> ModelConfig:
         encoder = replace(encoder, position_table_size=encoder.position_table_size + missing)
     table_size = config.position_table_size + missing if config.position_table_size else 0
     return replace(config, max_positions=seq, position_table_size=table_size, encoder=encoder)
-
-
-def without_positions(config: ModelConfig) -> Hashable:
-    """Return all of a config that `with_positions` leaves as it is, to be compared."""
-    return (*_other_fields(config, "encoder"), config.encoder and _other_fields(config.encoder))
-
-
-def _other_fields(config: Any, *left_out: str) -> tuple[Hashable, ...]:
-    names = [field.name for field in fields(config) if field.name not in (*_OF_POSITIONS, *left_out)]
-    return tuple(getattr(config, name) for name in names)

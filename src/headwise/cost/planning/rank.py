@@ -2,6 +2,7 @@
 
 from headwise.cost.planning.catalogue import CATALOGUE
 from headwise.cost.planning.option import Made, Option, Place
+from headwise.cost.planning.positions import with_positions
 from headwise.cost.planning.reasons import refusal, why
 from headwise.cost.planning.results import Change
 from headwise.cost.planning.setup import Predictor, Setup
@@ -102,7 +103,7 @@ def _changed(option: Option, setup: Setup, made: Made, place: Place) -> Change:
 def _travels(setup: Setup) -> tuple[Travel, ...]:
     if setup.sharding is None or setup.config is None:
         return ()
-    return travels(setup.config, setup.workload, setup.sharding)
+    return travels(with_positions(setup.config, setup.workload.seq), setup.workload, setup.sharding)
 
 
 def extra_flops(predictor: Predictor, before: Setup, after: Setup) -> float | None:

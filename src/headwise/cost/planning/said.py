@@ -2,10 +2,7 @@
 
 from collections.abc import Hashable
 from dataclasses import replace
-from functools import lru_cache
 
-from headwise.config.model import ModelConfig
-from headwise.cost.planning.positions import without_positions
 from headwise.cost.planning.setup import Setup
 
 _Sizes = tuple[int, int]
@@ -13,7 +10,7 @@ _Sizes = tuple[int, int]
 
 
 class Said:
-    """What has been said of setups, by family: those that differ in batch and length alone, and in position tables."""
+    """What has been said of setups, by family: those that differ in batch and length alone."""
 
     def __init__(self) -> None:
         self._families: dict[Hashable, dict[_Sizes, bool]] = {}
@@ -40,10 +37,4 @@ class Said:
 
 
 def _family_of(setup: Setup) -> Hashable:
-    config = None if setup.config is None else _config_key(setup.config)
-    return config, replace(setup.workload, batch=1, seq=1), setup.sharding
-
-
-@lru_cache(maxsize=256)
-def _config_key(config: ModelConfig) -> Hashable:
-    return without_positions(config)
+    return setup.config, replace(setup.workload, batch=1, seq=1), setup.sharding

@@ -17,7 +17,8 @@ TEXT_PARALLEL = ("sequence", "context")
 class Setup:
     """A step on paper. With a sharding, the workload is that of each device.
 
-    `config`: None for a model of a family that is read nowhere: a trace alone tells of it, and no change of the model.
+    `config`: the model as it is read; a length beyond its position table is predicted with a longer one. None for a
+    model of a family that is read nowhere: a trace alone tells of it, and no change of the model.
     """
 
     config: ModelConfig | None

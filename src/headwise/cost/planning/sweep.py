@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from headwise.config.checks import MAX_SIZE, shown
 from headwise.cost.planning.edges import find_edges
-from headwise.cost.planning.limits import with_length
 from headwise.cost.planning.results import Sweep, SweepPoint
 from headwise.cost.planning.setup import Predictor, Setup
 from headwise.cost.planning.verdict import Judge
@@ -94,8 +93,7 @@ def _require_few(setup: Setup, num_batches: int, num_seqs: int) -> None:
 
 
 def _at(setup: Setup, batch: int, seq: int) -> Setup:
-    longer = setup if seq == setup.workload.seq else with_length(setup, seq)
-    return replace(longer, workload=replace(longer.workload, batch=batch))
+    return replace(setup, workload=replace(setup.workload, batch=batch, seq=seq))
 
 
 def parse_axes(texts: Sequence[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:

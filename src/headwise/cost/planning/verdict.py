@@ -133,13 +133,25 @@ class Judge:
                 verdict = self._say(setup, replace(found, fits=fits))
         return verdict
 
-    def usual_need(self, setup: Setup, verdict: FitVerdict) -> int:
-        """Return what a judged step needs of the device if holes between its blocks take as much as they usually do."""
+    def holes_share(self, setup: Setup) -> float | None:
+        """Return what a replay without a limit reserves above the peak, as a share of it; None where there is none."""
+        reserved = self.predictor.reserved(setup)
+        return None if reserved is None else max(0.0, reserved / self.by_bounds(setup).peak_bytes - 1)
+
+    def usual_need(self, setup: Setup, verdict: FitVerdict, *, holes_share: float | None = None) -> int:
+        """Return what a judged step needs of the device if holes between its blocks take a share of its peak.
+
+        Args:
+            setup: the step.
+            verdict: about it.
+            holes_share: of the peak. Default: what holes take as a rule.
+        """
         peak_bytes, num_devices = verdict.peak_bytes, _num_devices(setup)
         parts = unmodelled(peak_bytes, self.device, reserved_bytes=peak_bytes, num_devices=num_devices)
-        checkpoints_all = setup.workload.phase == "train" and setup.workload.checkpoint == "full"
-        percent = USUAL_HOLES_OF_CHECKPOINTS_PERCENT if checkpoints_all else USUAL_HOLES_PERCENT
-        holes = peak_bytes * percent // 100
+        if holes_share is None:
+            checkpoints_all = setup.workload.phase == "train" and setup.workload.checkpoint == "full"
+            holes_share = (USUAL_HOLES_OF_CHECKPOINTS_PERCENT if checkpoints_all else USUAL_HOLES_PERCENT) / 100
+        holes = int(peak_bytes * holes_share)
         return peak_bytes + holes + sum(part.high for part in parts)
 
     def _within_capacity(self, setup: Setup, peak_bytes: int) -> FitVerdict | None:
