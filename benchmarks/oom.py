@@ -21,9 +21,9 @@ of the cases, first or second in 98.6 % (97.6 % of the 288 of which only the mod
 where the batch is a power of two and 98.0 % of the 202 others. Batch and length are first in 75.5 % and listed in
 92.9 %: texts of the same number of tokens in all can often not be told apart. Half of the cases took under 1.8 s.
 
-What bounds it? The time given to replays. Of the 7 cases that are missed 6 are of presets; for these all of the 256
+What bounds it? The number of replays. Of the 7 cases that are missed 6 are of presets; for these all of the 256
 likeliest steps were replayed. None but the true one fails with the figures of the message, so that what is reserved and
-free would tell them all apart; but the true step is 20th of the 256 in one, where time ran out before, and not among
+free would tell them all apart; but the true step is 20th of the 256 in one, where no replays were left, and not among
 them in five, with an unusual batch or length: (11, 256), (23, 576) or (41, 512). That holds where the device does
 what the model of the allocator does, as it does here by construction: the same model writes the messages and replays
 the likeliest steps in the solver. On a device libraries take blocks too, and what the solver reaches there without an

@@ -1,6 +1,7 @@
 """Few layers played for many: cycles of unlike layers, bounded time, and what grows with what."""
 
 import dataclasses
+import re
 import time
 from collections import Counter
 
@@ -13,7 +14,7 @@ from headwise.config.presets import PRESETS, preset
 from headwise.cost.allocator import replay
 from headwise.cost.memory import predict_ledger, predict_step
 from headwise.cost.reserved import predict_reserved, step_events
-from headwise.cost.step.repeat import MAX_PLAYED_LAYERS, find_cycles
+from headwise.cost.step.repeat import MAX_PLAYED_LAYERS, RepeatedStep, count_played, find_cycles
 from headwise.cost.workload import Lora, Workload
 from headwise.errors import UnsupportedError
 from headwise.masks.patterns import SlidingWindow
@@ -170,3 +171,13 @@ def test_what_cannot_be_replayed_is_refused():
     with pytest.raises(UnsupportedError, match="models of at most 200 layers; got 10001"):
         predict_reserved(deep, Workload(batch=1, seq=7))
     assert predict_step(BASE, Workload(batch=1, seq=7, device="cpu"), with_reserved=True).reserved_bytes is None
+
+
+@pytest.mark.parametrize("workload", [{}, {"lora": Lora(rank=2)}, {"frozen_layers": 4}], ids=str)
+@pytest.mark.parametrize("name", ["gpt2", "t5-small", "gemma-3-27b", "qwen3-next-80b"])
+def test_the_layers_that_are_played_are_counted_before(name, workload):
+    config, step = preset(name), Workload(batch=1, seq=64, **workload)
+    tape = RepeatedStep(config, step).tape
+    layers = {stretch.label for stretch in tape.stretches if re.fullmatch(r"forward: layer \d+", stretch.label)}
+    encoder = 0 if config.encoder is None else len(config.encoder.blocks)
+    assert count_played(config, step) == len(layers) + encoder

@@ -22,7 +22,7 @@ from headwise.cost.step.play import play_step
 from headwise.cost.workload import Workload
 from headwise.errors import HeadwiseError
 
-MAX_EVENTS = 1_000_000  # allocations and frees that are played or replayed for one message: about two seconds
+MAX_EVENTS = 1_000_000  # allocations and frees that are played or replayed for one message: some seconds
 _NEAR = 4  # within so many times the rounding of what is printed, a script's failure is worth a play
 
 

@@ -1,8 +1,9 @@
 """learn_step: every allocation of a step as a function of batch and length, and what is alive before it.
 
 One play of few layers tells all: each tensor's shape is learned as a pattern, and the bytes alive before it are the sum
-of the patterns alive then. Of a cycle of layers that comes many times, three are played (see `repeat`); the middle one
-stands for all between, and what is alive before its tensors grows from one to the next by what each leaves behind.
+of the patterns alive then. Of a cycle of layers that comes many times, three turns are played (`repeat` does with two,
+as it adds up nothing over the turns before); the middle one stands for all between, and what is alive before its
+tensors grows from one to the next by what each leaves behind.
 """
 
 import re

@@ -94,7 +94,7 @@ class ClosedForm:
         """Return the config of a setup whose layers may be played, and count them."""
         config = _config_of(setup)
         self._first = self._first or setup
-        num_played = count_played(config.blocks)
+        num_played = count_played(config, setup.workload)
         if num_played > QUICK_LAYERS and setup != self._first:
             if self._slow_layers >= MAX_SLOW_LAYERS:
                 raise OutOfTime(

@@ -79,7 +79,7 @@ def _num_played(setup: Setup, predictor: Predictor) -> int:
     if setup.config is None:
         return 1
     num_tensors = len(predictor.ledger(setup).entries)
-    return num_tensors * count_played(setup.config.blocks) // setup.config.num_layers
+    return num_tensors * count_played(setup.config, setup.workload) // setup.config.num_layers
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def sweep_sizes(
 def _require_few(setup: Setup, num_batches: int, num_seqs: int) -> None:
     num_points = num_batches * num_seqs
     most, reason = MAX_POINTS, ""
-    num_played = 1 if setup.config is None else count_played(setup.config.blocks)
+    num_played = 1 if setup.config is None else count_played(setup.config, setup.workload)
     num_layers = num_played * (num_points + num_batches * STEPS_OF_AN_EDGE)
     if num_layers > MAX_PLAYED_LAYERS:
         most, reason = (

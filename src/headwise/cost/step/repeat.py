@@ -78,8 +78,7 @@ class RepeatedStep:
         self._shifts: list[range] = []  # by how many layers each played layer is shifted
         self._runs: list[int] = []  # which run of equal cycles each played layer is of
         border = frozen_layers(workload)
-        # Adapters may be in some layers of a cycle alone; no backward goes below the first, so one turn more is played.
-        turns = 0 if workload.lora is None else 1
+        turns = _turns_ahead(workload)
         frozen = self._choose(config.blocks[:border], border=0, turns=turns)
         blocks = frozen + self._choose(config.blocks[border:], border=border, turns=turns)
         num_played = len(blocks) + (len(config.encoder.blocks) if config.encoder is not None else 0)
@@ -107,7 +106,7 @@ class RepeatedStep:
         for cycle, times in find_cycles(layers):
             width, shift = len(cycle), place - len(self._shifts)
             ahead = max(1, turns * width)
-            count = min(times, max(_cycles_to_play(width), turns + 2))
+            count = _count_turns(width, times, turns)
             chosen += count * cycle
             once, last = range(shift, shift + 1), shift + (times - count) * width
             if times > count:
@@ -260,14 +259,26 @@ def repeated_step(config: ModelConfig, workload: Workload, play: Play = play_ste
     return _repeated_step(config, workload, play)
 
 
-def count_played(blocks: Sequence[BlockConfig]) -> int:
-    """Return how many of a model's layers are played to tell a step of it."""
-    return sum(min(times, _cycles_to_play(len(cycle))) * len(cycle) for cycle, times in find_cycles(blocks))
+def count_played(config: ModelConfig, workload: Workload) -> int:
+    """Return how many layers of a model are played to tell a step of it, those of an encoder included."""
+    border, turns = frozen_layers(workload), _turns_ahead(workload)
+    parts = (config.blocks[:border], config.blocks[border:])
+    cycles = [cycle for part in parts for cycle in find_cycles(part)]
+    num_played = sum(len(cycle) * _count_turns(len(cycle), times, turns) for cycle, times in cycles)
+    return num_played + (0 if config.encoder is None else len(config.encoder.blocks))
 
 
-def _cycles_to_play(width: int) -> int:
-    """Return how often a cycle of so many layers must come to have a layer before and one behind a whole turn of it."""
-    return 3 if width == 1 else 2
+def _turns_ahead(workload: Workload) -> int:
+    """Return how many whole turns of a cycle are played before the one that stands for others.
+
+    Adapters may be in some layers of a cycle alone; no backward goes below the first, so that one turn is.
+    """
+    return 0 if workload.lora is None else 1
+
+
+def _count_turns(width: int, times: int, ahead: int) -> int:
+    """Return how many turns are played of a cycle of so many layers: one that has a layer before and one behind it."""
+    return min(times, max(3 if width == 1 else 2, ahead + 2))
 
 
 def find_cycles(blocks: Sequence[BlockConfig]) -> list[tuple[list[BlockConfig], int]]:
@@ -288,7 +299,7 @@ def find_cycles(blocks: Sequence[BlockConfig]) -> list[tuple[list[BlockConfig], 
             while end < len(kinds) and kinds[end] == kinds[end - width]:
                 end += 1
             times = (end - place) // width
-            saved = (times - _cycles_to_play(width)) * width
+            saved = (times - _count_turns(width, times, 0)) * width
             if saved > most_saved:
                 best, most_saved = (width, times), saved
         width, times = best
