@@ -65,6 +65,8 @@ def test_segment_ids_say_the_same_as_lengths():
     ids = torch.tensor([[4, 4, 9, 9, 9], [1, 2, 2, 2, 2]])
     assert Documents.from_segment_ids(ids).lengths.tolist() == [[2, 3], [1, 4]]
     assert Documents.from_segment_ids(ids[0]).lengths.tolist() == [2, 3]
+    assert Documents.from_segment_ids(torch.zeros(2, 0, dtype=torch.long)).count_pairs(3, 3, batch_size=2) == 0
+    assert Documents.from_segment_ids(torch.zeros(0, 5, dtype=torch.long)).batch_size == 0
     with pytest.raises(ConfigError, match="equal numbers in one piece; got "):
         Documents.from_segment_ids(torch.tensor([1, 2, 1]))
 

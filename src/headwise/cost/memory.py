@@ -62,7 +62,7 @@ def predict_step(
         config: the model.
         workload: as of `predict_ledger`.
         with_reserved: on CUDA, replay all layers' allocations for the bytes that torch's allocator reserves, which
-            takes about 5 ms a layer (see `predict_reserved`).
+            takes about a millisecond a layer (see `predict_reserved`).
         play: as of `predict_ledger`.
 
     Raises:

@@ -51,12 +51,14 @@ class Documents(Mask):
         """
         ids = _require_whole_tensor("segment_ids", segment_ids, "(seq_len,) or (batch, seq_len)", (1, 2))
         rows = []
-        for row in ids.reshape(-1, ids.shape[-1]):
-            pieces = [(number, len(list(equal))) for number, equal in groupby(row.tolist())]
+        for row in (ids if ids.ndim == 2 else ids[None]).tolist():
+            pieces = [(number, len(list(equal))) for number, equal in groupby(row)]
             if len({number for number, _ in pieces}) != len(pieces):
-                raise ConfigError(f"segment_ids must have equal numbers in one piece; got {row.tolist()}")
-            rows.append(torch.tensor([length for _, length in pieces], device=ids.device))
-        lengths = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+                raise ConfigError(f"segment_ids must have equal numbers in one piece; got {row}")
+            rows.append([length for _, length in pieces])
+        most = max(map(len, rows), default=0)
+        padded = [row + [0] * (most - len(row)) for row in rows]
+        lengths = torch.tensor(padded, dtype=torch.long, device=ids.device).reshape(len(rows), most)
         return cls(lengths if ids.ndim == 2 else lengths[0])
 
     @property
@@ -88,8 +90,25 @@ class Documents(Mask):
         return f"Documents(<{rows}{self.lengths.shape[-1]} lengths>)"
 
 
-@dataclass(frozen=True, eq=False)
-class Explicit(Mask):
+@dataclass(frozen=True, eq=False, repr=False)
+class _Table(Mask):
+    """A mask that looks up a (batch or 1, heads or 1, rows, columns) bool table."""
+
+    table: Tensor
+
+    @property
+    def batch_size(self) -> int | None:
+        """Number of batch rows that the table tells apart; None: all are the same."""
+        return None if self.table.shape[0] == 1 else self.table.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the table is."""
+        return self.table.device
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Explicit(_Table):
     """What a bool tensor says, pair by pair; True = may attend. It costs the memory of its table.
 
     Its last row is the query that stands at the end of the keys. Other libraries disagree on whether True keeps or
@@ -102,8 +121,6 @@ class Explicit(Mask):
     Raises:
         ConfigError: the table is no bool tensor, or has more than four dimensions or none.
     """
-
-    table: Tensor
 
     def __post_init__(self) -> None:
         table = self.table
@@ -135,16 +152,6 @@ class Explicit(Mask):
             raise ConfigError(f"a keep mask must hold 1 (keep) and 0 (drop) alone; got {int(others[0])}")
         return cls((keep if keep.ndim == 4 else keep[:, None, None, :]) == 1)
 
-    @property
-    def batch_size(self) -> int | None:
-        """Number of batch rows that the table tells apart; None: all are the same."""
-        return None if self.table.shape[0] == 1 else self.table.shape[0]
-
-    @property
-    def device(self) -> torch.device:
-        """Where the table is."""
-        return self.table.device
-
     def allows(self, batch: Any, head: Any, query_index: Any, key_index: Any) -> Any:
         """Return what the table says; False outside of it."""
         rows, keys = self.table.shape[2:]
@@ -155,8 +162,8 @@ class Explicit(Mask):
         return f"Explicit(<{' x '.join(map(str, self.table.shape))} bools>)"
 
 
-@dataclass(frozen=True, eq=False)
-class BlockSparse(Mask):
+@dataclass(frozen=True, eq=False, repr=False)
+class BlockSparse(_Table):
     """What a table says of whole blocks of queries and keys; True = every pair of the block may attend.
 
     Args:
@@ -170,7 +177,6 @@ class BlockSparse(Mask):
     Source: Child et al. 2019, "Generating Long Sequences with Sparse Transformers", section 5.4.
     """
 
-    table: Tensor
     block_size: int
 
     def __post_init__(self) -> None:
@@ -182,16 +188,6 @@ class BlockSparse(Mask):
             )
         require_whole_number("block_size", self.block_size, minimum=1)
         object.__setattr__(self, "table", table.reshape((1,) * (4 - table.ndim) + tuple(table.shape)))
-
-    @property
-    def batch_size(self) -> int | None:
-        """Number of batch rows that the table tells apart; None: all are the same."""
-        return None if self.table.shape[0] == 1 else self.table.shape[0]
-
-    @property
-    def device(self) -> torch.device:
-        """Where the table is."""
-        return self.table.device
 
     def allows(self, batch: Any, head: Any, query_index: Any, key_index: Any) -> Any:
         """Return what the table says of the pair's block; False outside of it."""

@@ -59,7 +59,8 @@ def plan(
     """
     ledger = predictor.ledger(setup)
     num_layers = 1 if setup.config is None else setup.config.num_layers
-    judge = Judge(predictor, device, max_replayed_layers=MAX_REPLAYED_TENSORS * num_layers // len(ledger.entries))
+    max_replayed_layers = MAX_REPLAYED_TENSORS * num_layers // max(1, len(ledger.entries))
+    judge = Judge(predictor, device, max_replayed_layers=max_replayed_layers)
     with without_collections():
         verdict = judge.with_reserved(setup)
         changes = list_changes(predictor, setup, device, num_devices=num_devices, judge=judge)

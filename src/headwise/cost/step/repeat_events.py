@@ -57,7 +57,8 @@ def changes_of(step: RepeatedStep) -> Iterator[Change]:
             moments[-1] += [(block, 0, 0, number + each, num_bytes, is_standing) for each in range(len(shifts))]
             continue
         inner = step.inner_stretches.get(stretch, stretch)
-        own, there = step.first_moment(stretch), twins.get(event.twin_in(inner, step), place)
+        own = step.first_moment(stretch)
+        there = place if inner == stretch else twins.get(event.twin_in(inner, step), place)
         for moment, shift in zip(step.places(stretch, layer), shifts, strict=True):
             where = (block, shift, place) if inner == stretch or moment == own else (there, shift, there)
             moments[moment].append((*where, number, num_bytes, is_standing))
@@ -84,7 +85,7 @@ class _Event(NamedTuple):
     def twin_in(self, inner: int, step: RepeatedStep) -> tuple[int, int | None, str, bool, int]:
         """Return what the event is like that stands to an inner stretch as this one to its own."""
         _, layer, name, is_made, rank = self.like
-        if layer is not None and inner != self.stretch:
+        if layer is not None:
             layer += step.layer_of_stretch(inner) - step.layer_of_stretch(self.stretch)
         return inner, layer, name, is_made, rank
 
