@@ -15,6 +15,7 @@ MAX_LINES = 350
 MAY_IMPORT = {
     "errors": set(),
     "results": set(),
+    "collector": set(),
     "kernels": {"results"},  # a choice is a result: it prints itself and turns into JSON
     "masks": {"errors", "results"},
     "config": {"errors", "masks"},
@@ -26,9 +27,9 @@ MAY_IMPORT = {
     "convert": {"errors", "config", "nn", "integrations"},
     "loading": {"errors", "config"},
     "loading/module.py": {"errors", "config", "nn", "convert", "integrations"},
-    "cost": {"errors", "results", "kernels", "masks", "config"},
-    "cost/tracing": {"errors", "results", "kernels", "masks", "config", "integrations"},
-    "cost/running": {"errors", "results", "kernels", "masks", "config", "integrations"},
+    "cost": {"errors", "results", "collector", "kernels", "masks", "config"},
+    "cost/tracing": {"errors", "results", "collector", "kernels", "masks", "config", "integrations"},
+    "cost/running": {"errors", "results", "collector", "kernels", "masks", "config", "integrations"},
     "inspection": {"errors", "results", "config", "masks", "ops", "nn", "integrations", "convert"},
     "checks": {"errors", "results", "masks", "ops", "caches", "integrations", "inspection"},
     "experiments": {"errors", "results", "config", "masks", "nn", "cost", "inspection"},
@@ -43,7 +44,7 @@ MAY_IMPORT = {
         *(f"{part}.results" for part in ("cost", "inspection", "checks", "experiments", "api")),
         *(f"cost.{part}.results" for part in ("oom", "planning", "sharding")),
     },
-    "cli": {"errors", "results", "api", "report"},
+    "cli": {"errors", "results", "collector", "api", "report"},
 }
 ANYTHING_BUT_CLI = set(MAY_IMPORT) - {"cli"}
 MAY_IMPORT["api"] = ANYTHING_BUT_CLI

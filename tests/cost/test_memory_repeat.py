@@ -14,7 +14,8 @@ from headwise.config.presets import PRESETS, preset
 from headwise.cost.allocator import replay
 from headwise.cost.memory import predict_ledger, predict_step
 from headwise.cost.reserved import predict_reserved, step_events
-from headwise.cost.step.repeat import MAX_PLAYED_LAYERS, RepeatedStep, count_played, find_cycles
+from headwise.cost.step.cycles import count_played, find_cycles
+from headwise.cost.step.repeat import MAX_PLAYED_LAYERS, RepeatedStep
 from headwise.cost.workload import Lora, Workload
 from headwise.errors import UnsupportedError
 from headwise.masks.patterns import SlidingWindow

@@ -12,6 +12,7 @@ from headwise.api.tracing import with_modules_attention
 from headwise.config.model import ModelConfig
 from headwise.cost.allocator import replay_ledger
 from headwise.cost.flops import TRAIN_PER_FORWARD
+from headwise.cost.outline import Outline, outline_of
 from headwise.cost.planning.setup import OutOfTime, Setup
 from headwise.cost.results import Ledger, StepMemory
 from headwise.cost.tracing.flops import trace_flops
@@ -98,6 +99,14 @@ class Traced:
             HeadwiseError: as of `step`.
         """
         return self._ledger_of(self._workload_of(setup))
+
+    def outline(self, setup: Setup) -> Outline:
+        """Return the ledger of a step in short.
+
+        Raises:
+            HeadwiseError: as of `step`.
+        """
+        return outline_of(self.ledger(setup))
 
     def reserved(self, setup: Setup, capacity_bytes: int | None = None) -> int | None:
         """Return what torch's CUDA allocator reserves for two steps; None on a CPU, and where they do not fit.

@@ -2,7 +2,7 @@
 
 import sys
 
-from headwise.cli.main import main
+from headwise.cli.main import start
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(start())

@@ -6,7 +6,10 @@ from typing import Annotated
 
 import typer
 
+from headwise.collector import without_collections
 
+
+@without_collections()  # a short run, that makes no garbage
 def count(
     model: Annotated[str, typer.Argument(help="preset, config.json, checkpoint folder, .gguf, or package.module:name")],
     batch: Annotated[int, typer.Option(help="number of texts")] = 1,

@@ -7,7 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+from headwise.collector import without_collections
 
+
+@without_collections()  # a short run, that makes no garbage
 def fit(
     model: Annotated[str, typer.Argument(help="preset, config.json, checkpoint folder, .gguf, or package.module:name")],
     batch: Annotated[int, typer.Option(help="texts in one pass on one device")] = 1,

@@ -5,7 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
+from headwise.collector import without_collections
 
+
+@without_collections()  # a short run, that makes no garbage
 def oom(
     message: Annotated[
         str | None,

@@ -7,7 +7,7 @@ from collections import Counter
 
 from headwise.config.model import ModelConfig
 from headwise.cost.reserved import predict_reserved
-from headwise.cost.results import Kind, Ledger, LedgerEntry, StepMemory, bytes_at_moments
+from headwise.cost.results import Kind, Ledger, LedgerEntry, StepMemory
 from headwise.cost.step.play import Play, play_step
 from headwise.cost.step.repeat import repeated_step
 from headwise.cost.workload import Workload
@@ -70,16 +70,9 @@ def predict_step(
     """
     step = repeated_step(config, workload, play)
     totals: Counter[Kind] = Counter()
-    alike: Counter[tuple[int | None, int, int | None]] = Counter()
     for life in step.lives:
         totals[life.kind] += life.bytes * len(step.shifts(life.layer))
-        alike[life.layer, life.born, life.last] += life.bytes
-    spans = (
-        (*step.span(layer, born, last, shift), num_bytes)
-        for (layer, born, last), num_bytes in alike.items()
-        for shift in step.shifts(layer)
-    )
-    by_moment = bytes_at_moments(len(step.moments), spans)
+    by_moment = step.bytes_by_moment
     peak_bytes = max(by_moment)
     is_reserved = with_reserved and workload.device == "cuda"
     return StepMemory(

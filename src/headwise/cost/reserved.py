@@ -6,9 +6,9 @@ What kernels take for themselves is not among them.
 
 from collections.abc import Iterator
 
+from headwise.collector import without_collections
 from headwise.config.model import ModelConfig
 from headwise.cost.allocator import replay
-from headwise.cost.collector import without_collections
 from headwise.cost.step.optimizers import OPTIMIZER_STEP, optimizer_states, trained_parameters
 from headwise.cost.step.play import Play, play_step
 from headwise.cost.step.repeat import repeated_step

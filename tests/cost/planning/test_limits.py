@@ -45,6 +45,9 @@ class Formula:
     def ledger(self, setup):
         raise AssertionError("a limit needs no ledger")
 
+    def outline(self, setup):
+        raise AssertionError("a word needs no outline")
+
     def flops(self, setup):
         raise AssertionError("a limit needs no FLOPs")
 
@@ -143,10 +146,10 @@ def test_least_sizes_that_cannot_be_told_do_not_hide_larger_ones():
     assert largest == largest_seq(Formula(lambda batch, seq: 2**20 * seq), at(seq=2**20), CPU) > 1000
 
 
-def test_a_step_of_which_nothing_fits_is_found_with_two_predictions():
+def test_a_step_of_which_nothing_fits_is_found_with_three_predictions():
     predictor = Formula(lambda batch, seq: 2**40 + seq)
     assert largest_seq(predictor, at(seq=4096), CPU) == 0
-    assert predictor.num_steps <= 2
+    assert predictor.num_steps <= 3
 
 
 def test_a_second_search_finds_what_the_first_found_though_holes_obey_no_law():

@@ -7,6 +7,7 @@ import pytest
 from headwise.config.presets import preset
 from headwise.cost.devices import DEVICES
 from headwise.cost.memory import predict_ledger
+from headwise.cost.outline import outline_of
 from headwise.cost.parameters import count_parameters
 from headwise.cost.planning.closed_form import ClosedForm
 from headwise.cost.planning.limits import largest_batch
@@ -36,7 +37,7 @@ class Counting:
 
     def __init__(self, setup):
         self.base = predict_ledger(setup.config, setup.workload)
-        self.steps, self.ledgers, self.replayed_layers = set(), 0, 0
+        self.steps, self.ledgers, self.outlines, self.replayed_layers = set(), 0, set(), 0
 
     def step(self, setup):
         self.steps.add(setup)
@@ -49,6 +50,10 @@ class Counting:
     def ledger(self, setup):
         self.ledgers += 1
         return self.base
+
+    def outline(self, setup):
+        self.outlines.add(setup)
+        return outline_of(self.base)
 
     def reserved(self, setup, capacity_bytes=None):
         self.replayed_layers += setup.config.num_layers
@@ -116,6 +121,9 @@ class Traced(ClosedForm):
 
     def ledger(self, setup):
         return super().ledger(replace(setup, config=self._config(setup)))
+
+    def outline(self, setup):
+        return super().outline(replace(setup, config=self._config(setup)))
 
     def reserved(self, setup, capacity_bytes=None):
         return None

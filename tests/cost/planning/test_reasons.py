@@ -6,6 +6,7 @@ import pytest
 
 from headwise.config.presets import preset
 from headwise.cost.devices import DEVICES
+from headwise.cost.outline import Outline
 from headwise.cost.planning.catalogue import CATALOGUE
 from headwise.cost.planning.closed_form import ClosedForm
 from headwise.cost.planning.model_changes import _widen_heads
@@ -14,7 +15,7 @@ from headwise.cost.planning.rank import try_option
 from headwise.cost.planning.reasons import _frees_little, kernel_choice
 from headwise.cost.planning.setup import Setup
 from headwise.cost.planning.verdict import Judge
-from headwise.cost.results import Device, Ledger, LedgerEntry
+from headwise.cost.results import Device
 from headwise.cost.workload import Lora, Workload
 
 MIB = 2**20
@@ -214,16 +215,10 @@ def test_a_fused_kernel_that_takes_no_dropout_is_freed_by_dropping_nothing():
 
 
 def test_a_thousandth_more_or_less_is_said_to_be_nothing():
-    one = Ledger(moments=("loss",), entries=(entry(1_000_000),))
+    one = Outline(moments=("loss",), bytes_by_moment=(1_000_000,), groups=())
     for num_bytes, words in ((1_000_999, "no tensor of the step smaller"), (1_001_000, "takes 1000 B more")):
-        other = Ledger(moments=("loss",), entries=(entry(num_bytes),))
+        other = Outline(moments=("loss",), bytes_by_moment=(num_bytes,), groups=())
         assert words in _frees_little(SETUP, SETUP, one, other)
-
-
-def entry(num_bytes):
-    return LedgerEntry(
-        name="x", kind="saved", bytes=num_bytes, shape=(num_bytes,), dtype="uint8", owner="o", born=0, freed=None
-    )
 
 
 def test_a_window_as_long_as_the_texts_cuts_nothing():

@@ -37,6 +37,9 @@ class Fixed:
     def ledger(self, setup):
         raise AssertionError("a verdict needs no ledger")
 
+    def outline(self, setup):
+        raise AssertionError("a word needs no outline")
+
     def flops(self, setup):
         raise AssertionError("a verdict needs no FLOPs")
 

@@ -17,9 +17,10 @@ from headwise.config.block import BlockConfig
 from headwise.config.model import ModelConfig
 from headwise.cost.oom.births import Birth, LearnedStep, MomentKind
 from headwise.cost.oom.patterns import PROBE_BATCH, PROBE_SEQ, ZERO, Pattern, Poly, add, learn_pattern
+from headwise.cost.step.cycles import find_cycles
 from headwise.cost.step.optimizers import optimizer_states, trained_parameters
 from headwise.cost.step.play import play_step
-from headwise.cost.step.repeat import MAX_PLAYED_LAYERS, find_cycles
+from headwise.cost.step.repeat import MAX_PLAYED_LAYERS
 from headwise.cost.step.tape import BYTES_OF_DTYPE, Record, Tape
 from headwise.cost.workload import Workload
 from headwise.errors import UnsupportedError

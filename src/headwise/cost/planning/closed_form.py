@@ -6,12 +6,18 @@ from functools import lru_cache
 from headwise.config.model import ModelConfig
 from headwise.cost.allocator import replay
 from headwise.cost.memory import predict_ledger, predict_step
+from headwise.cost.outline import Outline, predict_outline
 from headwise.cost.planning.positions import with_positions
 from headwise.cost.planning.setup import OutOfTime, Setup
 from headwise.cost.reserved import Event, repeated_events
 from headwise.cost.results import Ledger, StepMemory
-from headwise.cost.sharding.predict import predict_sharded_ledger, predict_sharded_step, sharded_events
-from headwise.cost.step.repeat import count_played
+from headwise.cost.sharding.predict import (
+    predict_sharded_ledger,
+    predict_sharded_outline,
+    predict_sharded_step,
+    sharded_events,
+)
+from headwise.cost.step.cycles import count_played
 from headwise.cost.step_flops import step_flops
 from headwise.errors import UnsupportedError
 
@@ -32,6 +38,7 @@ class ClosedForm:
 
     def __init__(self) -> None:
         self._steps = lru_cache(MAX_STEPS)(self._step)
+        self._outlines = lru_cache(MAX_LEDGERS)(self._outline)
         self._ledgers = lru_cache(MAX_LEDGERS)(self._ledger)
         self._first: Setup | None = None
         self._slow_layers = 0  # that were played for others
@@ -53,6 +60,15 @@ class ClosedForm:
             OutOfTime: as of `step`.
         """
         return self._ledgers(setup)
+
+    def outline(self, setup: Setup) -> Outline:
+        """Return the ledger of one device in short.
+
+        Raises:
+            UnsupportedError, ConfigError: as of `ledger`.
+            OutOfTime: as of `step`.
+        """
+        return self._outlines(setup)
 
     def reserved(self, setup: Setup, capacity_bytes: int | None = None) -> int | None:
         """Return what torch's CUDA allocator reserves at most for two steps.
@@ -89,6 +105,12 @@ class ClosedForm:
         if setup.sharding is None:
             return predict_ledger(config, setup.workload)
         return predict_sharded_ledger(config, setup.workload, setup.sharding)
+
+    def _outline(self, setup: Setup) -> Outline:
+        config = self._affordable(setup)
+        if setup.sharding is None:
+            return predict_outline(config, setup.workload)
+        return predict_sharded_outline(config, setup.workload, setup.sharding)
 
     def _affordable(self, setup: Setup) -> ModelConfig:
         """Return the config of a setup whose layers may be played, and count them."""

@@ -12,15 +12,22 @@ from headwise.cost.workload import MAX_TOKENS
 from headwise.errors import HeadwiseError
 
 MAX_REPLAYS = 12
-"""Sizes whose allocations one search replays at most,"""
-MAX_LAYERS = 192
-"""and the layers that it replays in all, about; one size is tried in any case."""
+"""Replays that one search makes at most."""
+ALIGNED = 8
+"""Lengths are looked for among its multiples first: rows of a mask are padded up to them, so that a length that is none
+may need far more than the next one that is."""
 NEIGHBOURS = 64
 """The second size is replayed at a distance of one in so many, the next ones at four times that each."""
 
 
 def largest_batch(
-    predictor: Predictor, setup: Setup, device: Device, *, judge: Judge | None = None, limit: int | None = None
+    predictor: Predictor,
+    setup: Setup,
+    device: Device,
+    *,
+    judge: Judge | None = None,
+    limit: int | None = None,
+    max_replays: int = MAX_REPLAYS,
 ) -> int | None:
     """Return the most texts a pass that fit ("yes"), at the length as it is; 0: not even one does; None: not found.
 
@@ -30,6 +37,7 @@ def largest_batch(
         device: what the step should fit.
         judge: of that device, with what it has judged. Default: a new one.
         limit: the largest batch that is tried. Default: 2^40 tokens, and what a tensor's dimension can be.
+        max_replays: of `find_largest`.
     """
     workload = setup.workload
     most = min(MAX_SIZE if limit is None else limit, MAX_SIZE, MAX_TOKENS // workload.seq)
@@ -38,11 +46,18 @@ def largest_batch(
         judge or Judge(predictor, device),
         start=workload.batch,
         limit=most,
+        max_replays=max_replays,
     )
 
 
 def largest_seq(
-    predictor: Predictor, setup: Setup, device: Device, *, judge: Judge | None = None, limit: int | None = None
+    predictor: Predictor,
+    setup: Setup,
+    device: Device,
+    *,
+    judge: Judge | None = None,
+    limit: int | None = None,
+    max_replays: int = MAX_REPLAYS,
 ) -> int | None:
     """Return the most tokens a text that fit ("yes"), at the batch as it is; 0: not even one does; None: not found.
 
@@ -52,6 +67,7 @@ def largest_seq(
     Args:
         predictor, setup, device, judge: as of `largest_batch`.
         limit: the longest length that is tried.
+        max_replays: of `find_largest`.
     """
     if setup.config is not None and setup.config.patches is not None:
         return None
@@ -62,7 +78,9 @@ def largest_seq(
         judge or Judge(predictor, device),
         start=workload.seq,
         limit=most,
+        max_replays=max_replays,
         step=setup.length_step,
+        aligned=ALIGNED,
     )
 
 
@@ -71,31 +89,50 @@ def with_length(setup: Setup, seq: int) -> Setup:
     return replace(setup, workload=replace(setup.workload, seq=seq))
 
 
-def find_largest(make: Callable[[int], Setup], judge: Judge, *, start: int, limit: int, step: int = 1) -> int | None:
+def find_largest(
+    make: Callable[[int], Setup],
+    judge: Judge,
+    *,
+    start: int,
+    limit: int,
+    max_replays: int = MAX_REPLAYS,
+    step: int = 1,
+    aligned: int = 1,
+) -> int | None:
     """Return the largest size that is found to fit ("yes"), 0 where none is; memory must not shrink with the size.
 
     None: the predictor ran out of time before it was found.
 
     Bounds alone give the largest size that fits for certain, by bisection. Some beyond it fit by a replay of the
     allocator: a size that should fit if holes are as large as they are as a rule is replayed without a limit, and tells
-    how large they are; first one is tried that should fit with these, then others at a distance of 1/64, 4/64 and on,
-    then by bisection between what fits and what does not, to the end or until `MAX_REPLAYS` have been made, of deep
-    models fewer. What the judge has said of smaller and larger sizes counts as
-    found; and that the next size does not fit, it takes as said from then on.
+    how large they are (unless only one replay may be made); first one is tried that should fit with these, then others
+    where a line through what two of them reserve leads, or at a distance of 1/64, 4/64 and on, then by bisection
+    between what fits and what does not, to the end or until enough replays have been made. What the judge
+    has said of smaller and larger sizes counts as found; and that the next size does not fit, it takes as said from
+    then on.
 
     Args:
         make: from a size, the setup. One that the predictor cannot tell does not fit.
         judge: of what fits.
         start: size to begin with.
         limit: the largest size that is tried.
+        max_replays: how many may be made, at least 1. Of a deep model one takes a tenth of a second.
         step: only multiples of it are tried.
+        aligned: the largest multiple of so many steps is found first, and then the largest size up to the next one.
     """
     most = limit // step
-    if most == 0:
-        return 0
-    sizes = _Sizes(lambda count: make(count * step), judge, most)
-    largest = sizes.find_largest(min(max(start // step, 1), most))
-    return None if sizes.is_cut_short else step * largest
+    found, known = 0, None
+    if most >= aligned > 1:
+        known = _Sizes(lambda count: make(count * aligned * step), judge, most // aligned, max_replays)
+        found = aligned * known.find_largest(start // (aligned * step))
+        if known.is_cut_short:
+            return None
+        most = min(most, found + aligned - 1)
+    if found == most:
+        return found * step
+    rest = _Sizes(lambda count: make((found + count) * step), judge, most - found, max_replays, like=known)
+    more = rest.find_largest(1 if known else start // step)
+    return None if rest.is_cut_short else step * (found + more)
 
 
 class _Sizes:
@@ -105,22 +142,31 @@ class _Sizes:
         make: from a size, the setup.
         judge: of what fits.
         limit: the largest size that is tried.
+        max_replays: how many may be made.
+        like: others of the same step, whose holes are as large, and what they have left to replay. Default: none.
     """
 
-    def __init__(self, make: Callable[[int], Setup], judge: Judge, limit: int):
+    def __init__(
+        self,
+        make: Callable[[int], Setup],
+        judge: Judge,
+        limit: int,
+        max_replays: int,
+        like: "_Sizes | None" = None,
+    ):
         self._make = make
         self._judge = judge
         self._limit = limit
         self._shares: dict[int, float] = {}  # of the device that a size needs
+        self._replayed: dict[int, float] = {}  # the same, of those whose holes are known
         self.is_cut_short = False
-        self._holes_share: float | None = None  # of the peak, as one replay has them
-        num_layers = getattr(make(1).config, "num_layers", 1)
-        self._replays_left = max(1, min(MAX_REPLAYS, MAX_LAYERS // num_layers))
+        self._replays_left = max_replays if like is None else like._replays_left
+        self._holes_share = None if like is None else like._holes_share  # of the peak, as one replay has them
 
     def find_largest(self, start: int) -> int:
         """Return the largest size that is found to fit, or 0."""
-        low = self._search(start, self._fits_for_certain)
-        if self._judge.can_replay and low < self._limit and not self.is_cut_short:
+        low = self._search(min(max(start, 1), self._limit), self._fits_for_certain)
+        if self._judge.can_replay and low < self._limit and self._replays_left and not self.is_cut_short:
             low = self._search_by_replays(low, self._guess(low))
         if self.is_cut_short:
             return 0  # and nothing is said of any size
@@ -136,8 +182,19 @@ class _Sizes:
         verdict = self._judged(self._make(guess))
         if verdict is None or verdict.fits == "no":
             return low
+        if self._holes_share is not None or self._replays_left == 1:
+            return guess
+        self._replays_left -= 1
         self._holes_share = self._judge.holes_share(self._make(guess))
-        return guess if self._holes_share is None else max(self._search(max(low, 1), self._should_fit), low + 1)
+        if self._holes_share is None:
+            return guess
+        self._replayed[guess] = self._share_of(guess, verdict, self._holes_share)
+        return max(self._search(max(low, 1), self._should_fit), low + 1)
+
+    def _share_of(self, size: int, verdict: FitVerdict, holes_share: float | None) -> float:
+        """Return the share of the device that a judged size needs, with such holes between its blocks."""
+        needed = self._judge.usual_need(self._make(size), verdict, holes_share=holes_share)
+        return needed / self._judge.device.memory_bytes
 
     def _fits_for_certain(self, size: int) -> bool:
         """Say whether a size fits by what has been said, or by bounds."""
@@ -155,10 +212,9 @@ class _Sizes:
         verdict = self._judged(setup)
         if verdict is None:
             return False
-        needed = self._judge.usual_need(setup, verdict, holes_share=self._holes_share)
-        self._shares[size] = needed / self._judge.device.memory_bytes
+        self._shares[size] = self._share_of(size, verdict, self._holes_share)
         known = self._judge.known(setup)
-        return needed <= self._judge.device.memory_bytes if known is None else known
+        return self._shares[size] <= 1 if known is None else known
 
     def _fits_replayed(self, size: int) -> bool:
         """Say whether a size fits by what has been said, or by a replay."""
@@ -168,6 +224,9 @@ class _Sizes:
             self._replays_left -= 1
             verdict = self._judged(setup) and self._judge.replayed(setup)
             known = verdict is not None and verdict.fits == "yes"
+            if verdict is not None and verdict.reserved_bytes is not None:
+                holes_share = verdict.reserved_bytes / verdict.peak_bytes - 1
+                self._replayed[size] = self._share_of(size, verdict, holes_share)
         return known
 
     def _judged(self, setup: Setup) -> FitVerdict | None:
@@ -181,9 +240,15 @@ class _Sizes:
             return None
 
     def _search(self, start: int, test: Callable[[int], bool]) -> int:
-        """Return the largest size that passes a test, or 0: doubling or halving from a start, then between the two."""
+        """Return the largest size that passes a test, or 0: between those told before, or doubling from a start."""
+        told = sorted(self._shares)
         self._shares.clear()
-        low, high = self._bracket(start, test)
+        passing = [test(size) for size in told]  # at once: each has been told
+        num_low = passing.index(False) if False in passing else len(told)
+        if 0 < num_low < len(told):
+            low, high = told[num_low - 1], told[num_low]
+        else:
+            low, high = self._bracket(told[-1] if num_low else start, test)
         tries = 0
         while high - low > 1:
             tries += 1
@@ -199,12 +264,18 @@ class _Sizes:
         while low < size < high and self._replays_left:
             if self._fits_replayed(size):
                 low, has_replayed = size, True
-                size = min(size + distance, self._limit) if high > self._limit else (low + high) // 2
+                more = max(distance, self._next_replayed() - size)
+                size = min(size + more, self._limit) if high > self._limit else (low + high) // 2
             else:
                 high = size
                 size = (low + high) // 2 if has_replayed else max(size - distance, (low + high) // 2)
             distance *= 4
         return low
+
+    def _next_replayed(self) -> int:
+        """Return where a line through what the two largest replayed sizes need meets the whole device, 0: nowhere."""
+        *_, (one, less), (other, more) = [(0, 1.0), (0, 1.0), *sorted(self._replayed.items())]
+        return one + int((1 - less) / (more - less) * (other - one)) if less < more else 0
 
     def _bracket(self, start: int, test: Callable[[int], bool]) -> tuple[int, int]:
         """Return a size that passes, or 0, and a larger one that does not, or limit + 1."""

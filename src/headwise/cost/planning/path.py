@@ -12,12 +12,12 @@ from headwise.cost.planning.results import Change, Path
 from headwise.cost.planning.setup import Predictor, Setup
 from headwise.cost.planning.verdict import Judge
 from headwise.cost.results import Device
-from headwise.cost.step.repeat import count_played
+from headwise.cost.step.cycles import count_played
 from headwise.errors import HeadwiseError
 
 MAX_LENGTH = 4  # changes in a path
 MAX_PATHS = 12  # of one length
-BUDGET = 5000
+BUDGET = 3500
 """Tensors of layers that are played at most for each length: of most models it takes 200 to 400 to judge a setup."""
 
 MIN_TRIES = 2  # lists of each length, on one device and on several

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from headwise.cost.collector import without_collections
-from headwise.cost.planning.limits import largest_batch, largest_seq
+from headwise.collector import without_collections
+from headwise.cost.planning.limits import MAX_REPLAYS, largest_batch, largest_seq
 from headwise.cost.planning.path import find_paths
 from headwise.cost.planning.rank import list_changes
 from headwise.cost.planning.results import Change, Path, Sweep
@@ -13,8 +13,10 @@ from headwise.cost.planning.verdict import Judge
 from headwise.cost.results import Device, FitVerdict, Ledger
 from headwise.results import Result
 
-MAX_REPLAYED_TENSORS = 16_000
-"""Tensors of a step, over all that its changes replay: about half a second."""
+MAX_REPLAYED_TENSORS = 12_000
+"""Tensors of a step, over all that its changes replay, and as many again for each largest size. They take 15
+microseconds each."""
+MIN_REPLAYS = 2  # for a largest size: how large holes are, and whether one fits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,16 +59,17 @@ def plan(
     Raises:
         HeadwiseError: the predictor cannot tell the setup, or the axes are not those of a sweep.
     """
-    ledger = predictor.ledger(setup)
     num_layers = 1 if setup.config is None else setup.config.num_layers
-    max_replayed_layers = MAX_REPLAYED_TENSORS * num_layers // max(1, len(ledger.entries))
-    judge = Judge(predictor, device, max_replayed_layers=max_replayed_layers)
     with without_collections():
+        ledger = predictor.ledger(setup)
+        num_replays = MAX_REPLAYED_TENSORS / max(1, len(ledger.entries))
+        max_replays = min(max(MIN_REPLAYS, int(num_replays)), MAX_REPLAYS)
+        judge = Judge(predictor, device, max_replayed_layers=int(num_replays * num_layers))
         verdict = judge.with_reserved(setup)
         changes = list_changes(predictor, setup, device, num_devices=num_devices, judge=judge)
         paths = find_paths(predictor, setup, device, changes, num_devices=num_devices, judge=judge)
-        batch = largest_batch(predictor, setup, device, judge=judge)
-        seq = largest_seq(predictor, setup, device, judge=judge)
+        batch = largest_batch(predictor, setup, device, judge=judge, max_replays=max_replays)
+        seq = largest_seq(predictor, setup, device, judge=judge, max_replays=max_replays)
     return Planned(
         verdict=verdict,
         ledger=ledger,

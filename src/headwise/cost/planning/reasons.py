@@ -1,10 +1,10 @@
-"""Why a change frees nothing, or less than one would think: read off the ledgers before and after it."""
+"""Why a change frees nothing, or less than one would think: read off what is alive before and after it."""
 
 from headwise.config.attention import AttentionConfig
 from headwise.config.latent import LatentAttentionConfig
+from headwise.cost.outline import Group, Outline
 from headwise.cost.planning.moments import describe_moment
 from headwise.cost.planning.setup import Predictor, Setup
-from headwise.cost.results import Ledger, LedgerEntry
 from headwise.cost.step.layer_kernel import kernel_of
 from headwise.errors import HeadwiseError
 from headwise.kernels import KernelChoice
@@ -16,8 +16,11 @@ LITTLE_PERCENT = 1
 NOTHING_SHARE = 1000
 """Less than one part in so many of the peak is said to be nothing, more or less."""
 
+NUM_GROUPS = 3
+"""Of what fills a peak so many are named."""
+
 MAX_EXPLAINED_LAYERS = 1000
-"""Beyond, ledgers are not compared: they have a million tensors."""
+"""Beyond, moments are not compared: there are thousands of them."""
 
 
 def kernel_choice(setup: Setup) -> KernelChoice | None:
@@ -34,7 +37,7 @@ def why(predictor: Predictor, before: Setup, after: Setup, *, is_enough: bool) -
     """Say why a change frees little, or what the rest is; None where it does what one would expect.
 
     Args:
-        predictor: tells the ledgers.
+        predictor: tells what is alive when.
         before, after: the setup without and with the change.
         is_enough: the step fits with the change: then it is said of no other peak that it remains.
     """
@@ -47,7 +50,7 @@ def why(predictor: Predictor, before: Setup, after: Setup, *, is_enough: bool) -
     has_moved = not is_enough and (is_other or before.workload.checkpoint != after.workload.checkpoint)
     is_deep = before.config is not None and before.config.num_layers > MAX_EXPLAINED_LAYERS
     if (is_little or has_moved) and not is_deep:
-        old, new = predictor.ledger(before), predictor.ledger(after)
+        old, new = predictor.outline(before), predictor.outline(after)
         if is_little:
             sentences.append(_frees_little(before, after, old, new))
         else:
@@ -79,7 +82,7 @@ def _other_kernel(before: Setup, after: Setup) -> str | None:
     return None if earlier is None else f'torch then takes its "{choice.name}" kernel in place of "{earlier.name}"'
 
 
-def _frees_little(before: Setup, after: Setup, old: Ledger, new: Ledger) -> str:
+def _frees_little(before: Setup, after: Setup, old: Outline, new: Outline) -> str:
     """Say what the change makes smaller, when that is alive, and what fills the peak instead."""
     peak = _peak_in_words(after, new)
     if after.workload.checkpoint != before.workload.checkpoint:
@@ -89,22 +92,22 @@ def _frees_little(before: Setup, after: Setup, old: Ledger, new: Ledger) -> str:
             return f"{no_scores}; the peak is at {peak}"
     label, most = _most_freed(old, new)
     if most <= 0:
-        grown = _matter(new.bytes_at(new.peak) - old.bytes_at(old.peak), old)
+        grown = _matter(new.peak_bytes - old.peak_bytes, old)
         more = f"it takes {format_bytes(grown)} more" if grown else "it makes no tensor of the step smaller"
         return f"{more}; the peak is at {peak}"
     if label == new.moments[new.peak]:
         return f"all it frees is {format_bytes(most)}; the peak is at {peak}"
-    freed = _matter(old.bytes_at(old.peak) - new.bytes_at(new.peak), old)
+    freed = _matter(old.peak_bytes - new.peak_bytes, old)
     elsewhere = f"it frees {format_bytes(most)} at {describe_moment(label, after.config)}"
     return f"{elsewhere}, but {format_bytes(freed) if freed else 'nothing'} of the peak at {peak}"
 
 
-def _matter(num_bytes: int, ledger: Ledger) -> int:
+def _matter(num_bytes: int, outline: Outline) -> int:
     """Return the bytes, 0 where they are negative or nothing beside the peak."""
-    return num_bytes if num_bytes * NOTHING_SHARE >= ledger.bytes_at(ledger.peak) else 0
+    return num_bytes if num_bytes * NOTHING_SHARE >= outline.peak_bytes else 0
 
 
-def _most_freed(old: Ledger, new: Ledger) -> tuple[str, int]:
+def _most_freed(old: Outline, new: Outline) -> tuple[str, int]:
     """Return the moment at which a change frees most, and the bytes."""
     after = dict(zip(new.moments, new.bytes_by_moment, strict=True))
     freed = [
@@ -116,36 +119,20 @@ def _most_freed(old: Ledger, new: Ledger) -> tuple[str, int]:
     return label, most
 
 
-def _peak_in_words(setup: Setup, ledger: Ledger) -> str:
+def _peak_in_words(setup: Setup, outline: Outline) -> str:
     """Name the moment of the peak, its bytes, and what fills it."""
-    moment = describe_moment(ledger.moments[ledger.peak], setup.config)
-    groups = _largest_groups(ledger)
-    total = format_bytes(ledger.bytes_at(ledger.peak))
-    return f"{moment}, where {', '.join(groups)} are among {total}"
+    moment = describe_moment(outline.moments[outline.peak], setup.config)
+    groups = [_describe_group(group) for group in outline.groups[:NUM_GROUPS]]
+    return f"{moment}, where {', '.join(groups)} are among {format_bytes(outline.peak_bytes)}"
 
 
-def _largest_groups(ledger: Ledger, n: int = 3) -> list[str]:
-    """Name the tensors that fill the peak most, those of one name and size together."""
-    groups: dict[tuple[str, tuple[int, ...]], list[LedgerEntry]] = {}
-    for entry in ledger.alive(ledger.peak):
-        groups.setdefault((_class_of(entry), entry.shape if entry.kind not in _STANDING else ()), []).append(entry)
-    largest = sorted(groups.items(), key=lambda item: -sum(entry.bytes for entry in item[1]))[:n]
-    return [_describe_group(name, entries) for (name, _), entries in largest]
-
-
-_STANDING = {"parameter": "weights", "gradient": "gradients", "optimizer": "optimizer states"}
-
-
-def _class_of(entry: LedgerEntry) -> str:
-    return _STANDING.get(entry.kind, entry.name)
-
-
-def _describe_group(name: str, entries: list[LedgerEntry]) -> str:
-    total = format_bytes(sum(entry.bytes for entry in entries))
-    if entries[0].kind in _STANDING:
-        return f"{name} of {total}"
-    count = f"{len(entries)} x " if len(entries) > 1 else ""
-    return f"{count}{name} {entries[0].shape} {entries[0].dtype}, {total}"
+def _describe_group(group: Group) -> str:
+    """Name the tensors that fill the peak, those of one name and size together."""
+    total = format_bytes(group.bytes)
+    if group.shape is None:
+        return f"{group.name} of {total}"
+    count = f"{group.count} x " if group.count > 1 else ""
+    return f"{count}{group.name} {group.shape} {group.dtype}, {total}"
 
 
 def refusal(error: HeadwiseError, before: Setup, after: Setup | None) -> str:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from headwise.config.model import ModelConfig
+from headwise.cost.outline import Outline
 from headwise.cost.results import Ledger, StepMemory
 from headwise.cost.sharding.results import DATA_PARALLEL, Sharding
 from headwise.cost.workload import Workload
@@ -62,6 +63,10 @@ class Predictor(Protocol):
 
     def ledger(self, setup: Setup) -> Ledger:
         """Return every tensor of one device."""
+        ...
+
+    def outline(self, setup: Setup) -> Outline:
+        """Return the bytes at each moment of one device, and what fills the peak: a ledger in short."""
         ...
 
     def reserved(self, setup: Setup, capacity_bytes: int | None = None) -> int | None:

@@ -9,7 +9,7 @@ from headwise.cost.planning.results import Sweep, SweepPoint
 from headwise.cost.planning.setup import Predictor, Setup
 from headwise.cost.planning.verdict import Judge
 from headwise.cost.results import Device
-from headwise.cost.step.repeat import count_played
+from headwise.cost.step.cycles import count_played
 from headwise.errors import ConfigError, HeadwiseError
 
 MAX_POINTS = 400

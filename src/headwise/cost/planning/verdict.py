@@ -12,7 +12,7 @@ MAX_REPLAYED_LAYERS = 256
 """Layers, over all replays of one judge: one takes a millisecond or two a layer, and a plan should take below a second.
 Afterwards bounds decide, on the safe side: "tight" may stand where a replay would have said "yes"."""
 
-MAX_LAYERS_WITHOUT_LIMIT = 48
+MAX_LAYERS_WITHOUT_LIMIT = 40
 """Steps of more layers that cannot fit are not replayed to tell what they would reserve."""
 
 USUAL_HOLES_PERCENT = 4

@@ -8,6 +8,7 @@ from typing import Any
 from headwise.config.checks import require_instance
 from headwise.config.model import ModelConfig
 from headwise.cost.memory import predict_ledger, predict_step
+from headwise.cost.outline import Outline, outline_of, predict_outline
 from headwise.cost.reserved import Event, repeated_events
 from headwise.cost.results import Ledger, StepMemory
 from headwise.cost.sharding.checks import require_optimizer_of_shards, require_ring, require_split
@@ -61,6 +62,21 @@ def predict_sharded_step(config: ModelConfig, workload: Workload, sharding: Shar
         return totals
     own, step = _own_optimizer(plan, sharding)
     return own.add_to_totals(totals, step)
+
+
+def predict_sharded_outline(config: ModelConfig, workload: Workload, sharding: Sharding) -> Outline:
+    """Return `predict_sharded_ledger` in short.
+
+    Args:
+        config, workload, sharding: as of `predict_sharded_ledger`.
+
+    Raises:
+        UnsupportedError, ConfigError: as of `predict_sharded_ledger`.
+    """
+    if sharding.kind == "zero1":  # its optimizer is none of the play's
+        return outline_of(predict_sharded_ledger(config, workload, sharding))
+    plan = plan_of(config, workload, sharding)
+    return predict_outline(plan.config, plan.workload, play=plan.play)
 
 
 def sharded_events(config: ModelConfig, workload: Workload, sharding: Sharding) -> Iterator[Event]:

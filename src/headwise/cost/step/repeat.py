@@ -9,15 +9,17 @@ end a moment off the play of all, where the first or last layer is at its worst 
 
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
+from headwise.collector import without_collections
 from headwise.config.checks import require_instance
 from headwise.config.model import BlockConfig, ModelConfig
-from headwise.cost.collector import without_collections
-from headwise.cost.results import Kind
+from headwise.cost.results import Kind, bytes_at_moments
+from headwise.cost.step.cycles import count_turns, find_cycles, turns_ahead
 from headwise.cost.step.freezing import frozen_layers, require_frozen
 from headwise.cost.step.instants import same_instants, worst_instants
 from headwise.cost.step.optimizers import OPTIMIZER_STEP, optimizer_states, trained_parameters
@@ -28,7 +30,10 @@ from headwise.cost.workload import Workload
 from headwise.errors import UnsupportedError
 
 MAX_PLAYED_LAYERS = 600  # about two seconds
-MAX_CYCLE = 16  # layers; in published models a cycle has at most 8
+
+
+When = tuple[int | None, int, int | None]
+"""Layer, first and last moment of a life, as the play has them."""
 
 
 class Life(NamedTuple):
@@ -47,6 +52,11 @@ class Life(NamedTuple):
     part: str
     born: int
     last: int | None
+
+    @property
+    def when(self) -> When:
+        """Of which layer it is, and when it is alive."""
+        return self.layer, self.born, self.last
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +88,7 @@ class RepeatedStep:
         self._shifts: list[range] = []  # by how many layers each played layer is shifted
         self._runs: list[int] = []  # which run of equal cycles each played layer is of
         border = frozen_layers(workload)
-        turns = _turns_ahead(workload)
+        turns = turns_ahead(workload)
         frozen = self._choose(config.blocks[:border], border=0, turns=turns)
         blocks = frozen + self._choose(config.blocks[border:], border=border, turns=turns)
         num_played = len(blocks) + (len(config.encoder.blocks) if config.encoder is not None else 0)
@@ -106,7 +116,7 @@ class RepeatedStep:
         for cycle, times in find_cycles(layers):
             width, shift = len(cycle), place - len(self._shifts)
             ahead = max(1, turns * width)
-            count = _count_turns(width, times, turns)
+            count = count_turns(width, times, turns)
             chosen += count * cycle
             once, last = range(shift, shift + 1), shift + (times - count) * width
             if times > count:
@@ -203,6 +213,24 @@ class RepeatedStep:
         """Return the moments from which, and before which, the life of a tensor of a layer lasts when it is shifted."""
         return self._place(born, layer, shift), None if last is None else self._place(last, layer, shift) + 1
 
+    @cached_property
+    def bytes_by_moment(self) -> tuple[int, ...]:
+        """The bytes alive at each moment of the whole step."""
+        alike: Counter[When] = Counter()
+        for life in self.lives:
+            alike[life.layer, life.born, life.last] += life.bytes
+        spans = (
+            (*self.span(layer, born, last, shift), num_bytes)
+            for (layer, born, last), num_bytes in alike.items()
+            for shift in self.shifts(layer)
+        )
+        return tuple(bytes_at_moments(len(self.moments), spans))
+
+    def count_alive(self, when: When, moment: int) -> int:
+        """Count the tensors alive at a moment of those that a life stands for."""
+        spans = (self.span(*when, shift) for shift in self.shifts(when[0]))
+        return sum(born <= moment and (freed is None or moment < freed) for born, freed in spans)
+
     def places(self, played: int, layer: int | None) -> Sequence[int]:
         """Return where a played moment stands for each of the layers that a layer stands for."""
         shifts = self.shifts(layer)
@@ -257,55 +285,6 @@ def repeated_step(config: ModelConfig, workload: Workload, play: Play = play_ste
     require_instance("config", config, ModelConfig)
     require_instance("workload", workload, Workload)
     return _repeated_step(config, workload, play)
-
-
-def count_played(config: ModelConfig, workload: Workload) -> int:
-    """Return how many layers of a model are played to tell a step of it, those of an encoder included."""
-    border, turns = frozen_layers(workload), _turns_ahead(workload)
-    parts = (config.blocks[:border], config.blocks[border:])
-    cycles = [cycle for part in parts for cycle in find_cycles(part)]
-    num_played = sum(len(cycle) * _count_turns(len(cycle), times, turns) for cycle, times in cycles)
-    return num_played + (0 if config.encoder is None else len(config.encoder.blocks))
-
-
-def _turns_ahead(workload: Workload) -> int:
-    """Return how many whole turns of a cycle are played before the one that stands for others.
-
-    Adapters may be in some layers of a cycle alone; no backward goes below the first, so that one turn is.
-    """
-    return 0 if workload.lora is None else 1
-
-
-def _count_turns(width: int, times: int, ahead: int) -> int:
-    """Return how many turns are played of a cycle of so many layers: one that has a layer before and one behind it."""
-    return min(times, max(3 if width == 1 else 2, ahead + 2))
-
-
-def find_cycles(blocks: Sequence[BlockConfig]) -> list[tuple[list[BlockConfig], int]]:
-    """Cut a sequence of layers into cycles, each with how many times it comes in a row.
-
-    At every place the cycle is taken that leaves the fewest layers to play, or the layer alone.
-    """
-    numbers: dict[BlockConfig, int] = {}
-    distinct = {id(block): block for block in blocks}  # readers share one object among equal layers
-    by_object = {key: numbers.setdefault(block, len(numbers)) for key, block in distinct.items()}
-    kinds = [by_object[id(block)] for block in blocks]
-    cycles = []
-    place = 0
-    while place < len(kinds):
-        best, most_saved = (1, 1), 0
-        for width in range(1, MAX_CYCLE + 1):
-            end = place + width
-            while end < len(kinds) and kinds[end] == kinds[end - width]:
-                end += 1
-            times = (end - place) // width
-            saved = (times - _count_turns(width, times, 0)) * width
-            if saved > most_saved:
-                best, most_saved = (width, times), saved
-        width, times = best
-        cycles.append((list(blocks[place : place + width]), times))
-        place += width * times
-    return cycles
 
 
 def _stretches_of(record: Record, ticks: Sequence[int]) -> tuple[int, int | None] | None:

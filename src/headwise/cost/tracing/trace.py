@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
-from headwise.cost.collector import without_collections
+from headwise.collector import without_collections
 from headwise.cost.results import Ledger, StepMemory
 from headwise.cost.running.freezing import freeze_layers
 from headwise.cost.running.prepare import Inputs, Loss
