@@ -80,6 +80,7 @@ def test_the_changes_are_those_of_a_fit_of_the_same_step(flagship):
         change.key: change.frees_bytes for change in plan.changes
     }
     assert flagship.path == plan.path
+    assert flagship.path_peak_bytes == plan.paths[0].peak_bytes
     assert flagship.changes
 
 
@@ -275,3 +276,15 @@ def test_of_a_long_log_the_end_is_read(tmp_path):
     for text in (read_text(str(log)), read_stream(io.TextIOWrapper(io.BytesIO(log.read_bytes())))):
         assert len(text) == 4 * 2**20
         assert text.endswith(FLAGSHIP)
+
+
+@pytest.mark.parametrize(("held", "is_other"), [("20.50 GiB", True), ("6.00 GiB", False)])
+def test_a_step_that_holds_far_less_than_the_message_says_is_called_another(held, is_other):
+    text = (
+        "CUDA out of memory. Tried to allocate 148.00 MiB (GPU 0; 23.65 GiB total capacity; "
+        f"{held} already allocated; 12.00 MiB free; 21.00 GiB reserved in total by PyTorch)"
+    )
+    answer = oom(text, model="gpt2", batch=8, seq=512, **ONE_STEP)
+    notes = [note for note in answer.notes if "another model than gpt2" in note]
+    assert bool(notes) is is_other
+    assert all(f"the message says that {held} were held" in note for note in notes)

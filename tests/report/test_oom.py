@@ -65,7 +65,7 @@ def test_what_else_was_alive_and_what_to_do_follow(synthetic_fit):
         )
     ]
     assert places == sorted(places)
-    assert "What makes it fit: fused attention (torch's efficient kernel) + full checkpointing." in flat(text)
+    assert "What makes it fit: fused attention (sdpa) + checkpoint every layer: peak 3.00 GiB." in flat(text)
 
 
 def test_a_message_without_a_size_or_a_model_gets_no_empty_table(synthetic_fit):

@@ -157,7 +157,8 @@ class OomAnswer(Result):
     middle of the message's rounding. `advice`: what to do about that kind.
     `candidates`: tensors of the size that was asked for, the likeliest first. `alive`: the largest tensors alive when
     the likeliest candidate is made; `peak_moment`: when that is. `changes`: as of `fit`, for the likeliest candidate's
-    batch and length; empty without a model.
+    batch and length; empty without a model. `path`: the shortest list of them that makes it fit, in words;
+    `path_peak_bytes`: the peak that it leaves.
     """
 
     kind: OomKind
@@ -172,6 +173,7 @@ class OomAnswer(Result):
     alive: tuple[LedgerEntry, ...] = ()
     changes: tuple[Change, ...] = ()
     path: tuple[str, ...] = ()
+    path_peak_bytes: int | None = None
     notes: tuple[str, ...] = ()
 
     def to_text(self) -> str:

@@ -17,14 +17,16 @@ from headwise.cost.planning.moments import describe_moment
 from headwise.cost.planning.plan import plan
 from headwise.cost.planning.positions import with_positions
 from headwise.cost.planning.rank import list_changes
-from headwise.cost.planning.results import Change
+from headwise.cost.planning.results import Change, Path
 from headwise.cost.planning.setup import Predictor, Setup
 from headwise.cost.results import Device, Ledger, LedgerEntry
 from headwise.cost.workload import Workload
 from headwise.errors import HeadwiseError, UnsupportedError
-from headwise.results import Result
+from headwise.results import Result, format_bytes
 
 NUM_ALIVE = 10
+HELD_SHARE = 1.5
+"""From so many times the peak of a step on, what a message says was held cannot have been that step's alone."""
 
 NO_CONFIG = "The config of {name} is of a family without a closed form: tensors of common shapes were tried."
 NO_CANDIDATE = "No tensor of {name} has this size in the steps that were tried: give batch and seq to reckon changes."
@@ -33,6 +35,10 @@ OF_CANDIDATE = "The changes are reckoned for the likeliest candidate's step: {st
 OF_THE_GIVEN = "No candidate is of the step that was given; the changes are reckoned for it: {step}."
 OPEN_SIZES = "Of that step the {names} cannot be told from the size of the tensor: 1 was taken; give what it was."
 NO_CAPACITY = "The memory of the device is not known: name it with gpu (--gpu) to know what fits."
+OTHER_STEP = (
+    "That step has {peak} of tensors at its peak, and the message says that {held} were held: another batch or length, "
+    "another model than {name}, or tensors beside the step."
+)
 CANNOT = "No changes are reckoned: {error}."
 
 # A step fits it in any size: what changes free does not depend on the device, and what fits is then left out.
@@ -78,9 +84,13 @@ def with_changes(answer: OomAnswer, subject: FitSubject, known: KnownStep) -> Oo
         is_given = candidate is not None or known.hints.attention is not None
         predictor, setup, traced = subject.predictor_of(setup, is_attention_given=is_given)
         alive, moment = _find_alive(answer, candidate, setup, predictor, known.device)
+        peak_bytes = predictor.step(setup).peak_bytes
         changes, path = _find_changes(predictor, setup, known)
     except HeadwiseError as error:
         return replace(answer, workload=workload, notes=(*notes, CANNOT.format(error=str(error).rstrip("."))))
+    held = answer.message.allocated_bytes
+    if held is not None and held > HELD_SHARE * peak_bytes:
+        notes.append(OTHER_STEP.format(peak=format_bytes(peak_bytes), held=format_bytes(held), name=subject.name))
     if known.device is None and not answer.notes:  # else they say why
         notes.append(NO_CAPACITY)
     return replace(
@@ -89,7 +99,8 @@ def with_changes(answer: OomAnswer, subject: FitSubject, known: KnownStep) -> Oo
         peak_moment=moment,
         alive=alive,
         changes=changes,
-        path=path,
+        path=() if path is None else path.changes,
+        path_peak_bytes=None if path is None else path.peak_bytes,
         notes=(*notes, *traced),
     )
 
@@ -153,12 +164,12 @@ def _find_alive(
     return tuple(ledger.alive(ledger.peak)[:NUM_ALIVE]), describe_moment(ledger.moments[ledger.peak], config)
 
 
-def _find_changes(predictor: Predictor, setup: Setup, known: KnownStep) -> tuple[tuple[Change, ...], tuple[str, ...]]:
+def _find_changes(predictor: Predictor, setup: Setup, known: KnownStep) -> tuple[tuple[Change, ...], Path | None]:
     if known.device is None:
         changes = list_changes(predictor, setup, _ENDLESS, num_devices=known.num_gpus)
-        return tuple(replace(change, fits=None) for change in changes), ()
+        return tuple(replace(change, fits=None) for change in changes), None
     planned = plan(predictor, setup, known.device, num_devices=known.num_gpus)
-    return planned.changes, planned.paths[0].changes if planned.paths else ()
+    return planned.changes, planned.paths[0] if planned.paths else None
 
 
 def _describe(workload: Workload) -> str:

@@ -115,9 +115,10 @@ def _advice(answer: OomAnswer) -> Iterator[RenderableType]:
         for advice in answer.advice:
             yield safe_text(f"- {as_sentence(advice)}")
     if answer.path:
-        words = {change.key: change.change for change in answer.changes}
         yield Text()
-        yield safe_text(f"What makes it fit: {' + '.join(words.get(key, key) for key in answer.path)}.", style="bold")
+        left = "" if answer.path_peak_bytes is None else f": peak {format_bytes(answer.path_peak_bytes)}"
+        names = " + ".join(answer.path)
+        yield safe_text(f"What makes it fit: {names}{left}.", style="bold")
 
 
 def candidate_words(candidate: Candidate) -> str:

@@ -362,3 +362,21 @@ def test_one_of_a_unit_is_said_to_be_more_than_that_or_typed_by_hand():
     )
     _, evidence, _ = diagnose(read_message(f"CUDA out of memory. Tried to allocate 2.00 GiB. {figures}"))
     assert not any("by hand" in line for line in evidence)
+
+
+@pytest.mark.parametrize(
+    ("requested", "words"),
+    [
+        ("2.00 MiB", "at most 1 MiB: the tensor is smaller"),
+        ("20.00 MiB", "more than 1 MiB and less than 10 MiB: the tensor is smaller"),
+        ("22.00 MiB", None),
+        ("4.00 MiB", None),
+    ],
+)
+@pytest.mark.parametrize("backend", ["CUDA", "HIP"])
+def test_a_segment_that_smaller_tensors_are_placed_in_is_said_to_be_one(requested, words, backend):
+    """2 MiB and 20 MiB are torch's kSmallBuffer and its large_segment_size; from 10 MiB on it rounds up to 2 MiB."""
+    figures = "(GPU 0; 10.76 GiB total capacity; 9.82 GiB already allocated; 1.18 MiB free; 9.90 GiB"
+    text = f"{backend} out of memory. Tried to allocate {requested} {figures} reserved in total by PyTorch)"
+    said = [line for line in diagnose(read_message(text))[1] if "the tensor is smaller" in line]
+    assert [words in line for line in said] == ([] if words is None else [True])

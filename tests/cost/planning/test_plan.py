@@ -17,7 +17,7 @@ from headwise.cost.results import Device, StepMemory
 from headwise.cost.sharding.results import Sharding
 from headwise.cost.step_flops import step_flops
 from headwise.cost.workload import Lora, Workload
-from headwise.errors import UnsupportedError
+from headwise.errors import ConfigError, UnsupportedError
 
 A100 = DEVICES["a100-80gb"]
 CPU = Device(name="here", description="a machine", memory_bytes=2**34, kind="cpu", source="-", date="2026-01-01")
@@ -62,6 +62,14 @@ class Counting:
 
     def flops(self, setup):
         return step_flops(setup.config, setup.workload).hardware.dense
+
+
+def test_a_sweep_that_is_too_large_is_refused_before_anything_is_told():
+    predictor = Counting(Setup(config=GPT2, workload=Workload(batch=1, seq=8)))
+    sizes = tuple(range(1, 101))
+    with pytest.raises(ConfigError, match="at most 400 points"):
+        plan(predictor, Setup(config=GPT2, workload=Workload(batch=1, seq=8)), A100, axes=(sizes, sizes))
+    assert (predictor.steps, predictor.ledgers) == (set(), 0)
 
 
 @pytest.mark.parametrize("name", ["bert-base", "vit-b-16", "llama-3-8b", "gemma-3-27b", "mixtral-8x7b"])

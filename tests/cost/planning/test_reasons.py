@@ -221,6 +221,12 @@ def test_a_thousandth_more_or_less_is_said_to_be_nothing():
         assert words in _frees_little(SETUP, SETUP, one, other)
 
 
+def test_of_equal_moments_the_first_is_where_a_change_frees_most():
+    one = Outline(moments=("forward: layer 0", "loss", "optimizer step"), bytes_by_moment=(7, 7, 90), groups=())
+    other = replace(one, bytes_by_moment=(2, 2, 90))
+    assert "it frees 5 B at forward of the first layer" in _frees_little(SETUP, SETUP, one, other)
+
+
 def test_a_window_as_long_as_the_texts_cuts_nothing():
     assert row("window", shallow("qwen3-4b"), batch=1, seq=128).why == "a window of 128 tokens holds all 128 of a text"
     assert row("window", shallow("qwen3-4b"), batch=1, seq=129).applies

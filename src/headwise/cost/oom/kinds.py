@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from headwise.cost.heap import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES
 from headwise.cost.oom.printed import rounded_by_hand
 from headwise.cost.oom.results import OomKind, OomMessage
 from headwise.cost.oom.unsized import KERNEL, KILLED
@@ -33,6 +34,11 @@ _SUMMARIES = {
     "npu": "`torch_npu.npu.memory_summary()`",
     "mps": "`torch.mps.driver_allocated_memory()`",
 }
+
+_SEGMENTS = (
+    (SMALL_SEGMENT_BYTES, "any tensor of at most 1 MiB"),
+    (LARGE_SEGMENT_BYTES, "any tensor of more than 1 MiB and less than 10 MiB"),
+)
 
 Diagnosis = tuple[OomKind, tuple[str, ...], tuple[str, ...]]
 
@@ -192,7 +198,23 @@ def _evidence(message: OomMessage, figures: Figures) -> tuple[str, ...]:
         lines.append(
             f"torch prints {by_hand[0]:,} bytes as {by_hand[1]}: {text} is a little more, or was typed by hand"
         )
-    return tuple(lines) or (f"the message says that {text} was asked for, and of the device nothing",)
+    if not lines:
+        lines.append(f"the message says that {text} was asked for, and of the device nothing")
+    lines += _of_segment(message)
+    return tuple(lines)
+
+
+def _of_segment(message: OomMessage) -> list[str]:
+    """Say that the size is that of a segment, which torch asks for whatever smaller tensor needs one."""
+    low, high = message.requested_low_bytes, message.requested_high_bytes
+    if low is None or high is None or not message.is_rounded_up or message.backend == "mps":
+        return []
+    for segment_bytes, tensors in _SEGMENTS:
+        if low <= segment_bytes <= high:
+            return [
+                f"{message.requested_text} is what torch asks for in one piece for {tensors}: the tensor is smaller"
+            ]
+    return []
 
 
 def _unexplained(figures: Figures) -> str:

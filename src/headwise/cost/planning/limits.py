@@ -11,23 +11,15 @@ from headwise.cost.results import Device, FitVerdict
 from headwise.cost.workload import MAX_TOKENS
 from headwise.errors import HeadwiseError
 
-MAX_REPLAYS = 12
-"""Replays that one search makes at most."""
 ALIGNED = 8
 """Lengths are looked for among its multiples first: rows of a mask are padded up to them, so that a length that is none
 may need far more than the next one that is."""
 NEIGHBOURS = 64
-"""The second size is replayed at a distance of one in so many, the next ones at four times that each."""
+"""Where guesses agree, the second size is at a distance of one in so many, the next ones at four times that."""
 
 
 def largest_batch(
-    predictor: Predictor,
-    setup: Setup,
-    device: Device,
-    *,
-    judge: Judge | None = None,
-    limit: int | None = None,
-    max_replays: int = MAX_REPLAYS,
+    predictor: Predictor, setup: Setup, device: Device, *, judge: Judge | None = None, limit: int | None = None
 ) -> int | None:
     """Return the most texts a pass that fit ("yes"), at the length as it is; 0: not even one does; None: not found.
 
@@ -37,7 +29,6 @@ def largest_batch(
         device: what the step should fit.
         judge: of that device, with what it has judged. Default: a new one.
         limit: the largest batch that is tried. Default: 2^40 tokens, and what a tensor's dimension can be.
-        max_replays: of `find_largest`.
     """
     workload = setup.workload
     most = min(MAX_SIZE if limit is None else limit, MAX_SIZE, MAX_TOKENS // workload.seq)
@@ -46,18 +37,11 @@ def largest_batch(
         judge or Judge(predictor, device),
         start=workload.batch,
         limit=most,
-        max_replays=max_replays,
     )
 
 
 def largest_seq(
-    predictor: Predictor,
-    setup: Setup,
-    device: Device,
-    *,
-    judge: Judge | None = None,
-    limit: int | None = None,
-    max_replays: int = MAX_REPLAYS,
+    predictor: Predictor, setup: Setup, device: Device, *, judge: Judge | None = None, limit: int | None = None
 ) -> int | None:
     """Return the most tokens a text that fit ("yes"), at the batch as it is; 0: not even one does; None: not found.
 
@@ -67,7 +51,6 @@ def largest_seq(
     Args:
         predictor, setup, device, judge: as of `largest_batch`.
         limit: the longest length that is tried.
-        max_replays: of `find_largest`.
     """
     if setup.config is not None and setup.config.patches is not None:
         return None
@@ -78,7 +61,6 @@ def largest_seq(
         judge or Judge(predictor, device),
         start=workload.seq,
         limit=most,
-        max_replays=max_replays,
         step=setup.length_step,
         aligned=ALIGNED,
     )
@@ -95,7 +77,6 @@ def find_largest(
     *,
     start: int,
     limit: int,
-    max_replays: int = MAX_REPLAYS,
     step: int = 1,
     aligned: int = 1,
 ) -> int | None:
@@ -105,32 +86,30 @@ def find_largest(
 
     Bounds alone give the largest size that fits for certain, by bisection. Some beyond it fit by a replay of the
     allocator: a size that should fit if holes are as large as they are as a rule is replayed without a limit, and tells
-    how large they are (unless only one replay may be made); first one is tried that should fit with these, then others
-    where a line through what two of them reserve leads, or at a distance of 1/64, 4/64 and on, then by bisection
-    between what fits and what does not, to the end or until enough replays have been made. What the judge
-    has said of smaller and larger sizes counts as found; and that the next size does not fit, it takes as said from
-    then on.
+    how large they are (unless only one replay may be made), which gives a second guess. Between the two, below or above
+    them others are tried, to the end or until as many replays have been made as the judge allows. What the judge has
+    said of smaller and larger sizes counts as found; and that the next size does not fit, it takes as said from then
+    on.
 
     Args:
         make: from a size, the setup. One that the predictor cannot tell does not fit.
         judge: of what fits.
         start: size to begin with.
         limit: the largest size that is tried.
-        max_replays: how many may be made, at least 1. Of a deep model one takes a tenth of a second.
         step: only multiples of it are tried.
         aligned: the largest multiple of so many steps is found first, and then the largest size up to the next one.
     """
     most = limit // step
     found, known = 0, None
     if most >= aligned > 1:
-        known = _Sizes(lambda count: make(count * aligned * step), judge, most // aligned, max_replays)
+        known = _Sizes(lambda count: make(count * aligned * step), judge, most // aligned)
         found = aligned * known.find_largest(start // (aligned * step))
         if known.is_cut_short:
             return None
         most = min(most, found + aligned - 1)
     if found == most:
         return found * step
-    rest = _Sizes(lambda count: make((found + count) * step), judge, most - found, max_replays, like=known)
+    rest = _Sizes(lambda count: make((found + count) * step), judge, most - found, like=known)
     more = rest.find_largest(1 if known else start // step)
     return None if rest.is_cut_short else step * (found + more)
 
@@ -142,26 +121,18 @@ class _Sizes:
         make: from a size, the setup.
         judge: of what fits.
         limit: the largest size that is tried.
-        max_replays: how many may be made.
         like: others of the same step, whose holes are as large, and what they have left to replay. Default: none.
     """
 
-    def __init__(
-        self,
-        make: Callable[[int], Setup],
-        judge: Judge,
-        limit: int,
-        max_replays: int,
-        like: "_Sizes | None" = None,
-    ):
+    def __init__(self, make: Callable[[int], Setup], judge: Judge, limit: int, like: "_Sizes | None" = None):
         self._make = make
         self._judge = judge
         self._limit = limit
         self._shares: dict[int, float] = {}  # of the device that a size needs
-        self._replayed: dict[int, float] = {}  # the same, of those whose holes are known
         self.is_cut_short = False
-        self._replays_left = max_replays if like is None else like._replays_left
-        self._holes_share = None if like is None else like._holes_share  # of the peak, as one replay has them
+        self._replays_left: int = judge.max_replays if like is None else like._replays_left
+        # Of the peak, as one replay has them.
+        self._holes_share: float | None = None if like is None else like._holes_share
 
     def find_largest(self, start: int) -> int:
         """Return the largest size that is found to fit, or 0."""
@@ -176,20 +147,18 @@ class _Sizes:
             self._judge.rule_out(self._make(low + 1))
         return low
 
-    def _guess(self, low: int) -> int:
-        """Return the size that should be the largest, from how large holes are as a rule, and then from one replay."""
-        guess = max(self._search(max(low, 1), self._should_fit), low + 1)
-        verdict = self._judged(self._make(guess))
-        if verdict is None or verdict.fits == "no":
-            return low
-        if self._holes_share is not None or self._replays_left == 1:
-            return guess
-        self._replays_left -= 1
-        self._holes_share = self._judge.holes_share(self._make(guess))
+    def _guess(self, low: int) -> tuple[int, int]:
+        """Return sizes that should be the largest: from how large holes are as a rule, and from one replay."""
+        usual = max(self._search(max(low, 1), self._should_fit), low + 1)
+        verdict = self._judged(self._make(usual))
+        if verdict is None or verdict.fits == "no" or self._judge.known(self._make(usual)) is False:
+            return low, low
+        if self._holes_share is None and self._replays_left > 1:
+            self._replays_left -= 1
+            self._holes_share = self._judge.holes_share(self._make(usual))
         if self._holes_share is None:
-            return guess
-        self._replayed[guess] = self._share_of(guess, verdict, self._holes_share)
-        return max(self._search(max(low, 1), self._should_fit), low + 1)
+            return usual, usual
+        return max(self._search(max(low, 1), self._should_fit), low + 1), usual
 
     def _share_of(self, size: int, verdict: FitVerdict, holes_share: float | None) -> float:
         """Return the share of the device that a judged size needs, with such holes between its blocks."""
@@ -224,9 +193,6 @@ class _Sizes:
             self._replays_left -= 1
             verdict = self._judged(setup) and self._judge.replayed(setup)
             known = verdict is not None and verdict.fits == "yes"
-            if verdict is not None and verdict.reserved_bytes is not None:
-                holes_share = verdict.reserved_bytes / verdict.peak_bytes - 1
-                self._replayed[size] = self._share_of(size, verdict, holes_share)
         return known
 
     def _judged(self, setup: Setup) -> FitVerdict | None:
@@ -256,26 +222,21 @@ class _Sizes:
             low, high = (size, high) if test(size) else (low, size)
         return low
 
-    def _search_by_replays(self, low: int, guess: int) -> int:
-        """Return the largest size found to fit from one that does, or 0: by replays around a guess, then bisection."""
+    def _search_by_replays(self, low: int, guesses: tuple[int, int]) -> int:
+        """Return the largest size found to fit from one that does, or 0: by replays around guesses, then bisection."""
         high = self._limit + 1
-        size, distance = guess, max(1, guess // NEIGHBOURS)
-        has_replayed = False  # one that fits
+        least, most = sorted(guesses)
+        size, distance = (least + most) // 2, max(1, (most - least + 1) // 2, least // NEIGHBOURS)
         while low < size < high and self._replays_left:
             if self._fits_replayed(size):
-                low, has_replayed = size, True
-                more = max(distance, self._next_replayed() - size)
-                size = min(size + more, self._limit) if high > self._limit else (low + high) // 2
+                low = size
+                size = min(size + distance, self._limit) if high > self._limit else (low + high) // 2
             else:
                 high = size
-                size = (low + high) // 2 if has_replayed else max(size - distance, (low + high) // 2)
+                below = low if low >= least or high <= least else least - 1
+                size = max((below + high) // 2, high - distance)
             distance *= 4
         return low
-
-    def _next_replayed(self) -> int:
-        """Return where a line through what the two largest replayed sizes need meets the whole device, 0: nowhere."""
-        *_, (one, less), (other, more) = [(0, 1.0), (0, 1.0), *sorted(self._replayed.items())]
-        return one + int((1 - less) / (more - less) * (other - one)) if less < more else 0
 
     def _bracket(self, start: int, test: Callable[[int], bool]) -> tuple[int, int]:
         """Return a size that passes, or 0, and a larger one that does not, or limit + 1."""

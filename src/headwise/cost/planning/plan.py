@@ -3,17 +3,17 @@
 from dataclasses import dataclass
 
 from headwise.collector import without_collections
-from headwise.cost.planning.limits import MAX_REPLAYS, largest_batch, largest_seq
+from headwise.cost.planning.limits import largest_batch, largest_seq
 from headwise.cost.planning.path import find_paths
 from headwise.cost.planning.rank import list_changes
 from headwise.cost.planning.results import Change, Path, Sweep
 from headwise.cost.planning.setup import Predictor, Setup
-from headwise.cost.planning.sweep import sweep_sizes
-from headwise.cost.planning.verdict import Judge
+from headwise.cost.planning.sweep import axes_of, sweep_sizes
+from headwise.cost.planning.verdict import MAX_REPLAYS, Judge
 from headwise.cost.results import Device, FitVerdict, Ledger
 from headwise.results import Result
 
-MAX_REPLAYED_TENSORS = 12_000
+MAX_REPLAYED_TENSORS = 14_000
 """Tensors of a step, over all that its changes replay, and as many again for each largest size. They take 15
 microseconds each."""
 MIN_REPLAYS = 2  # for a largest size: how large holes are, and whether one fits
@@ -59,17 +59,20 @@ def plan(
     Raises:
         HeadwiseError: the predictor cannot tell the setup, or the axes are not those of a sweep.
     """
+    if axes is not None:
+        axes = axes_of(setup, *axes)  # refused before anything is told
     num_layers = 1 if setup.config is None else setup.config.num_layers
     with without_collections():
         ledger = predictor.ledger(setup)
         num_replays = MAX_REPLAYED_TENSORS / max(1, len(ledger.entries))
         max_replays = min(max(MIN_REPLAYS, int(num_replays)), MAX_REPLAYS)
-        judge = Judge(predictor, device, max_replayed_layers=int(num_replays * num_layers))
+        max_replayed_layers = int(num_replays * num_layers)
+        judge = Judge(predictor, device, max_replayed_layers=max_replayed_layers, max_replays=max_replays)
         verdict = judge.with_reserved(setup)
         changes = list_changes(predictor, setup, device, num_devices=num_devices, judge=judge)
         paths = find_paths(predictor, setup, device, changes, num_devices=num_devices, judge=judge)
-        batch = largest_batch(predictor, setup, device, judge=judge, max_replays=max_replays)
-        seq = largest_seq(predictor, setup, device, judge=judge, max_replays=max_replays)
+        batch = largest_batch(predictor, setup, device, judge=judge)
+        seq = largest_seq(predictor, setup, device, judge=judge)
     return Planned(
         verdict=verdict,
         ledger=ledger,

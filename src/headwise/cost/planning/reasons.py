@@ -115,7 +115,7 @@ def _most_freed(old: Outline, new: Outline) -> tuple[str, int]:
         for label, before in zip(old.moments, old.bytes_by_moment, strict=True)
         if label in after
     ]
-    most, label = max(freed, default=(0, ""))
+    most, label = max(freed, key=lambda one: one[0], default=(0, ""))  # of equals the first moment
     return label, most
 
 

@@ -52,13 +52,7 @@ def sweep_sizes(
         ConfigError: more than `MAX_POINTS` points, or than can be told in some seconds; another length than an image's,
             or no point that can be told.
     """
-    batches, seqs = batches or (setup.workload.batch,), seqs or (setup.workload.seq,)
-    _require_few(setup, len(batches), len(seqs))
-    patches = setup.config.patches if setup.config is not None else None
-    if patches is not None and seqs != (patches.num_tokens,):
-        raise ConfigError(
-            f"a length must be an image's {patches.num_tokens} tokens; got {', '.join(map(str, seqs[:5]))}"
-        )
+    batches, seqs = axes_of(setup, batches, seqs)
     judge = judge or Judge(predictor, device)
     judge.allow(MAX_REPLAYED_LAYERS)
     points, refusals = [], []
@@ -74,6 +68,18 @@ def sweep_sizes(
         raise ConfigError(f"a sweep must have a point that can be told; got none: {refusals[0]}")
     told = sorted({point.batch for point in points})
     return Sweep(points=tuple(points), frontier=tuple(find_edges(judge, setup, told)))
+
+
+def axes_of(setup: Setup, batches: tuple[int, ...], seqs: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the axes of a sweep of a setup, or raise ConfigError where they are none, as `sweep_sizes`."""
+    batches, seqs = batches or (setup.workload.batch,), seqs or (setup.workload.seq,)
+    _require_few(setup, len(batches), len(seqs))
+    patches = setup.config.patches if setup.config is not None else None
+    if patches is not None and seqs != (patches.num_tokens,):
+        raise ConfigError(
+            f"a length must be an image's {patches.num_tokens} tokens; got {', '.join(map(str, seqs[:5]))}"
+        )
+    return batches, seqs
 
 
 def _require_few(setup: Setup, num_batches: int, num_seqs: int) -> None:

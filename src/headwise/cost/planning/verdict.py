@@ -12,6 +12,9 @@ MAX_REPLAYED_LAYERS = 256
 """Layers, over all replays of one judge: one takes a millisecond or two a layer, and a plan should take below a second.
 Afterwards bounds decide, on the safe side: "tight" may stand where a replay would have said "yes"."""
 
+MAX_REPLAYS = 12
+"""Replays that one search for a largest size makes at most."""
+
 MAX_LAYERS_WITHOUT_LIMIT = 40
 """Steps of more layers that cannot fit are not replayed to tell what they would reserve."""
 
@@ -40,11 +43,20 @@ class Judge:
         predictor: tells the memory of a setup.
         device: what the setups should fit.
         max_replayed_layers: how many layers may be replayed in all, where not asked for with `replayed`.
+        max_replays: how many replays a search for a largest size may make, at least 1.
     """
 
-    def __init__(self, predictor: Predictor, device: Device, *, max_replayed_layers: int = MAX_REPLAYED_LAYERS):
+    def __init__(
+        self,
+        predictor: Predictor,
+        device: Device,
+        *,
+        max_replayed_layers: int = MAX_REPLAYED_LAYERS,
+        max_replays: int = MAX_REPLAYS,
+    ):
         self.predictor = predictor
         self.device = device
+        self.max_replays = max_replays
         self._layers_left = max_replayed_layers
         self._by_bounds: dict[Setup, FitVerdict] = {}
         self._verdicts: dict[Setup, FitVerdict] = {}
