@@ -233,8 +233,7 @@ class _Sizes:
                 size = min(size + distance, self._limit) if high > self._limit else (low + high) // 2
             else:
                 high = size
-                below = low if low >= least or high <= least else least - 1
-                size = max((below + high) // 2, high - distance)
+                size = least if low < least < high else max((low + high) // 2, high - distance)
             distance *= 4
         return low
 
