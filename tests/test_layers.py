@@ -40,6 +40,7 @@ MAY_IMPORT = {
         "config",
         "kernels",  # the choice that a fit prints
         "cost.workload",
+        "api.bench_results",
         "api.fit_results",
         *(f"{part}.results" for part in ("cost", "inspection", "checks", "experiments", "api")),
         *(f"cost.{part}.results" for part in ("oom", "planning", "sharding")),

@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headwise.api.bench import bench as bench
     from headwise.api.count import count as count
     from headwise.api.explain import explain as explain
     from headwise.api.explain_oom import explain_oom as explain_oom
@@ -92,6 +93,7 @@ _MODULE_OF = {
     "T5Bias": "headwise.config.position",
     "Workload": "headwise.cost.workload",
     "attention": "headwise.ops.attention",
+    "bench": "headwise.api.bench",
     "choose_impl": "headwise.ops.attention",
     "count": "headwise.api.count",
     "count_flops": "headwise.cost.running.flop_counter",

@@ -211,6 +211,14 @@ class Last:
 
 
 def test_an_interrupt_is_not_lost_in_a_finaliser():
+    outside = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore interrupts
+    try:
+        _interrupt_a_finaliser()
+    finally:
+        signal.signal(signal.SIGINT, outside)
+
+
+def _interrupt_a_finaliser():
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), heed_interrupts():
         Last()  # is gone at once

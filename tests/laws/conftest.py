@@ -11,8 +11,14 @@ from headwise.masks.data import KeyPadding
 from headwise.masks.patterns import Causal, Full, Mask, SlidingWindow
 from headwise.masks.sparse import Dilated, GlobalTokens, LocalWindow
 from headwise.masks.tables import Documents
+from headwise.ops.blocked import plan
 
-IMPLS = ["reference", "sdpa"]
+IMPLS = ["reference", "sdpa", "blocked", "flex"]
+CANNOT = {
+    "sdpa": {"weights", "logsumexp", "softcap", "seed", "second"},
+    "blocked": {"weights", "second", "vmap"},
+    "flex": {"weights", "dropout", "seed", "gradients", "second", "vmap"},  # here, on CPU
+}
 DTYPES = [torch.float32, torch.float64]
 
 
@@ -42,12 +48,33 @@ MASKS = {
     "causal and padding": lambda key_len: Causal() & KeyPadding(torch.tensor([key_len, 0, key_len // 2])),
 }
 
+TYPICAL = ("none", "causal", "striped by head", "causal and padding")
 BY_HEAD = ("striped by head", "bigbird")
 
 
-@pytest.fixture(params=IMPLS)
-def impl(request):
-    return request.param
+def pytest_generate_tests(metafunc):
+    """Give `impl` every implementation, and `impl_with_this_and_that` those that can do this and that."""
+    for name in metafunc.fixturenames:
+        if name == "impl" or name.startswith("impl_with_"):
+            wishes = set(name.removeprefix("impl").removeprefix("_with_").split("_and_")) - {""}
+            metafunc.parametrize(name, [impl for impl in IMPLS if not wishes & CANNOT.get(impl, set())])
+
+
+@pytest.fixture(autouse=True, scope="session")
+def small_blocks():
+    """Cut what is visited into blocks of three tokens, and put none together in vain: these streams are short."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "BLOCK", 3)
+        patch.setattr(plan, "OVERHEAD_PAIRS", 0)
+        plan._plan_structural.cache_clear()
+        yield
+    plan._plan_structural.cache_clear()
+
+
+@pytest.fixture
+def can():
+    """Say whether an implementation can do something."""
+    return lambda impl, wish: wish not in CANNOT.get(impl, set())
 
 
 @pytest.fixture(params=DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
@@ -57,6 +84,12 @@ def dtype(request):
 
 @pytest.fixture(params=MASKS)
 def make_mask(request):
+    return MASKS[request.param]
+
+
+@pytest.fixture(params=TYPICAL)
+def make_typical_mask(request):
+    """Make one of a few masks that differ as much as masks can: for laws in which the mask plays a minor part."""
     return MASKS[request.param]
 
 
@@ -98,12 +131,15 @@ def make_inputs():
 
 @pytest.fixture
 def oracle():
-    """Attention written as sums over single numbers: weights, output and logsumexp of nested lists, in float64."""
+    """Attention written as sums over single numbers: output, weights and logsumexp of nested lists, in float64.
 
-    def attend(query, key, value, mask):
+    `bias` and `keeps` are functions of (batch row, head, query, key), counted from 0; `sink` has a number a head.
+    """
+
+    def attend(query, key, value, mask, *, scale=None, softcap=None, bias=None, sink=None, keeps=None, dropout_p=0.0):
         num_heads, num_kv_heads = query.shape[1], key.shape[1]
         query_len, key_len, v_head_dim = query.shape[2], key.shape[2], value.shape[3]
-        scale = 1 / math.sqrt(query.shape[3])
+        scale = 1 / math.sqrt(query.shape[3]) if scale is None else scale
         query, key, value = query.tolist(), key.tolist(), value.tolist()
         outputs, weights, logsumexps = [], [], []
         for b in range(len(query)):
@@ -113,12 +149,20 @@ def oracle():
                     exps = [0.0] * key_len
                     for j in range(key_len):
                         if mask is None or bool(mask.allows(b, h, key_len - query_len + i, j)):
-                            exps[j] = math.exp(scale * math.fsum(map(operator.mul, query[b][h][i], key[b][kv][j])))
+                            score = scale * math.fsum(map(operator.mul, query[b][h][i], key[b][kv][j]))
+                            if softcap is not None:
+                                score = softcap * math.tanh(score / softcap)
+                            if bias is not None:
+                                score += float(bias(b, h, i, j))
+                            exps[j] = math.exp(score)
                     total = math.fsum(exps)
+                    logsumexps.append(math.log(total) if total else -math.inf)
+                    if sink is not None:
+                        total += math.exp(float(sink[h]))
                     row = [x / total if total else 0.0 for x in exps]
                     weights.append(row)
-                    logsumexps.append(math.log(total) if total else -math.inf)
-                    used = [(w, value[b][kv][j]) for j, w in enumerate(row) if w]
+                    kept = [j for j, w in enumerate(row) if w and (keeps is None or keeps(b, h, i, j))]
+                    used = [(row[j] / (1 - dropout_p), value[b][kv][j]) for j in kept]
                     outputs.append([math.fsum(w * numbers[d] for w, numbers in used) for d in range(v_head_dim)])
         head_shape = (len(query), num_heads, query_len)
         return (

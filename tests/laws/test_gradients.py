@@ -6,11 +6,11 @@ from headwise.ops.attention import attention
 
 
 @pytest.mark.parametrize(("query_len", "key_len"), [(3, 3), (2, 4), (4, 2)])
-def test_gradients_are_those_of_small_differences(query_len, key_len, impl, make_mask, make_inputs):
+def test_gradients_are_those_of_small_differences(query_len, key_len, impl_with_gradients, make_mask, make_inputs):
     inputs = make_inputs(query_len, key_len, num_heads=2, num_kv_heads=1, head_dim=2, v_head_dim=2)
     mask = make_mask(key_len)
     assert gradcheck(
-        lambda *tensors: attention(*tensors, mask=mask, impl=impl).output,
+        lambda *tensors: attention(*tensors, mask=mask, impl=impl_with_gradients).output,
         [tensor.requires_grad_() for tensor in inputs],
         fast_mode=True,
     )

@@ -1,15 +1,14 @@
-import itertools
-
 import pytest
 import torch
 from torch.nn.attention.flex_attention import create_mask
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from headwise.errors import ConfigError
-from headwise.masks import dense
+from headwise.masks.bigbird import BigBird
 from headwise.masks.data import KeyPadding
-from headwise.masks.dense import count_allowed, dense_mask, draw, flex_mask_mod
-from headwise.masks.patterns import Causal, Full, Mask, SlidingWindow
+from headwise.masks.dense import dense_mask, flex_mask_mod
+from headwise.masks.patterns import Causal, Full, SlidingWindow
+from headwise.masks.sparse import Dilated, GlobalTokens, LocalWindow, PrefixLM, Strided
+from headwise.masks.tables import BlockSparse, Documents, Explicit
 
 SIZES = {"batch_size": 2, "num_heads": 3, "query_len": 5, "key_len": 7}
 
@@ -46,41 +45,30 @@ def test_a_mask_of_another_batch_size_is_refused():
         dense_mask(KeyPadding(torch.tensor([1, 2, 3])), **SIZES)
 
 
-def test_counting_in_blocks_of_queries_gives_the_whole(monkeypatch):
-    mask = Causal() & KeyPadding(torch.tensor([3, 7]))
-    whole = count_allowed(mask, 2, 3, 5, 7)
-    monkeypatch.setattr(dense, "COUNT_BLOCK", 2 * 3 * 7 * 2)  # two of the five queries at a time
-    assert count_allowed(mask, 2, 3, 5, 7) == whole
-    # Five queries at the places 2 to 6 see 3, 4, 5, 6, 7 keys; of a text of 3, always 3.
-    assert whole == 3 * (5 * 3 + 25)
-
-
-@pytest.mark.parametrize("block", [1, 2 * 3 * 7, 5 * 2 * 3 * 7])
-def test_counting_holds_no_more_pairs_of_all_rows_and_heads_than_a_block_or_one_query(monkeypatch, block):
-    class EachHeadAndRow(Mask):
-        def allows(self, batch, head, query_index, key_index):
-            return (key_index + head + batch + query_index) % 2 == 0
-
-    sizes = []
-
-    class Record(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            result = func(*args, **(kwargs or {}))
-            if isinstance(result, torch.Tensor):
-                sizes.append(result.numel())
-            return result
-
-    monkeypatch.setattr(dense, "COUNT_BLOCK", block)
-    with Record():
-        counted = count_allowed(EachHeadAndRow(), 2, 3, 5, 7)
-    assert max(sizes) == max(block, 2 * 3 * 7)
-    assert counted == sum(
-        (j + h + b + 2 + i) % 2 == 0 for b, h, i, j in itertools.product(range(2), range(3), range(5), range(7))
-    )
+def test_a_mask_of_other_heads_is_refused():
+    with pytest.raises(ConfigError, match="as many as there are query heads; got Explicit"):
+        dense_mask(Explicit(torch.ones(2, 5, 7, dtype=torch.bool)), **SIZES)
 
 
 @pytest.mark.parametrize(
-    "mask", [Full(), Causal(), SlidingWindow(3), ~SlidingWindow(3) | Causal(), KeyPadding(torch.tensor([3, 5]))]
+    "mask",
+    [
+        Full(),
+        Causal(),
+        SlidingWindow(3),
+        ~SlidingWindow(3) | Causal(),
+        LocalWindow(2, 1) | GlobalTokens(1),
+        Dilated(2, 2) | Strided(3),
+        PrefixLM(2),
+        BigBird(3, 2),
+        BigBird(3, 2, causal=True),
+        KeyPadding(torch.tensor([3, 5])),
+        Documents(torch.tensor([[2, 3], [4, 0]])),
+        Causal() & Documents(torch.tensor([2, 2])),
+        Explicit(torch.tensor([[True, False, True, True, False]])),
+        Explicit(torch.eye(5, dtype=torch.bool).repeat(2, 3, 1, 1)),
+        BlockSparse(torch.tensor([[True, False], [True, True]]), 2),
+    ],
 )
 @pytest.mark.parametrize(
     "indices",
@@ -108,8 +96,3 @@ def test_flex_attention_reads_the_same_mask(mask, indices, query_len, key_len):
     from_flex = create_mask(with_four_parameters, 2, 3, query_len, key_len, device="cpu")
     ours = dense_mask(mask, batch_size=2, num_heads=3, **sizes, **indices)
     assert torch.equal(from_flex, ours.expand(2, 3, query_len, key_len))
-
-
-def test_the_drawing_shows_one_line_a_query():
-    assert draw(SlidingWindow(2), 3, 4).splitlines() == ["■■··", "·■■·", "··■■"]
-    assert draw(KeyPadding(torch.tensor([1, 2])), 1, 3, batch=1) == "■■·"

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwise.errors import ConfigError
-from headwise.masks.dense import count_allowed, dense_mask
+from headwise.masks.counting import count_allowed
+from headwise.masks.dense import dense_mask
 from headwise.masks.patterns import Causal
 from headwise.masks.tables import BlockSparse, Documents, Explicit
 

@@ -8,12 +8,14 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from headwise.config.position import T5Bias
 from headwise.errors import ConfigError, HeadwiseError, UnsupportedError
 from headwise.masks.data import KeyPadding
 from headwise.masks.patterns import Causal, SlidingWindow
 from headwise.ops.attention import attention, choose_impl
+from headwise.positions.bias import ALiBi, T5RelativeBias
 
-IMPLS = ["reference", "sdpa"]
+IMPLS = ["reference", "sdpa", "flex"]
 
 
 @pytest.fixture
@@ -76,7 +78,7 @@ def test_under_autocast_the_output_has_its_dtype_in_every_impl(impl):
     assert torch.equal(output, exact)
 
 
-@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("impl", ["reference", "sdpa"])
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 6])
 def test_dropout_keeps_the_mean_and_comes_after_the_returned_weights(impl, num_kv_heads):
     torch.manual_seed(0)
@@ -111,7 +113,11 @@ def test_sdpa_cannot_give_weights_and_names_who_can():
     query = tokens(1, 2, 3, 5)
     with pytest.raises(UnsupportedError, match=r'do not return weights and logsumexp; use impl="reference"'):
         attention(query, query, query, return_weights=True, return_logsumexp=True, impl="sdpa")
-    with pytest.raises(UnsupportedError, match="impl must be one of reference, sdpa and auto; got 'flash'"):
+    with pytest.raises(UnsupportedError, match=r'do not cap scores \(softcap\); use impl="reference" or .*impl="flex"'):
+        attention(query, query, query, softcap=2.0, impl="sdpa")
+    with pytest.raises(UnsupportedError, match=r'take no dropout_seed; use impl="reference".*, which can, or "auto"'):
+        attention(query, query, query, dropout_p=0.5, dropout_seed=1, impl="sdpa")
+    with pytest.raises(UnsupportedError, match=r"impl must be one of reference, sdpa, .*and auto; got 'flash'"):
         attention(query, query, query, impl="flash")
 
 
@@ -124,12 +130,81 @@ def test_the_choice_says_why():
     }
     asked = choose_impl(query, key, key, return_weights=True)
     assert (asked.impl, asked.kernel) == ("reference", None)
-    assert asked.reasons == ("sdpa is not taken: torch's fused kernels do not return weights",)
+    assert asked.reasons[0] == "sdpa is not taken: torch's fused kernels do not return weights"
     dropped = choose_impl(query, key, key, dropout_p=0.1)
     assert (dropped.kernel, dropped.reasons) == (
         "math",
         ("flash_cpu is not taken: it has no dropout; got dropout_p = 0.1",),
     )
+
+
+class RecordFused(TorchDispatchMode):
+    """Whether torch's fused kernel for CPU ran."""
+
+    def __init__(self):
+        super().__init__()
+        self.ran = False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.ran |= func is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("num_kv_heads", [2, 6])
+@pytest.mark.parametrize("v_head_dim", [8, 5])
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {},
+        {"bias": torch.zeros(5)},
+        {"bias": torch.zeros(2, 6, 5, 5)},
+        {"bias": torch.zeros(5), "mask": Causal(), "sink": torch.zeros(6)},
+        {"sink": torch.zeros(6), "mask": Causal()},
+        {"sink": torch.zeros(6), "dropout_p": 0.1},
+        {"bias": ALiBi(6), "mask": KeyPadding(torch.tensor([2, 5]))},
+        {"bias": T5RelativeBias(T5Bias(), 6)},
+    ],
+)
+def test_the_kernel_that_is_said_to_run_runs(num_kv_heads, v_head_dim, learns, keywords):
+    query, key, value = tokens(2, 6, 5, 8), tokens(2, num_kv_heads, 5, 8), tokens(2, num_kv_heads, 5, v_head_dim)
+    if isinstance(keywords.get("bias"), torch.Tensor):
+        keywords = keywords | {"bias": keywords["bias"].clone().requires_grad_()}
+    with torch.set_grad_enabled(learns), RecordFused() as record:
+        choice = choose_impl(query, key, value, **keywords)
+        attention(query, key, value, **keywords)
+    assert choice.impl == "sdpa" and (choice.kernel == "flash_cpu") == record.ran
+    assert record.ran == (choice.reasons == ())
+
+
+def test_under_autocast_bias_and_sink_stay_float32():
+    seen = []
+
+    class Seeing(ALiBi):
+        def forward(self, *arguments):
+            result = super().forward(*arguments)
+            seen.append((torch.is_autocast_enabled("cpu"), result.dtype))
+            return result
+
+    query = tokens(1, 2, 3, 8, dtype=torch.float32)
+    for impl in IMPLS:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = attention(
+                query, query, query, bias=Seeing(2), sink=torch.zeros(2), return_logsumexp=impl != "sdpa", impl=impl
+            )
+        assert found.output.dtype == torch.bfloat16
+        assert found.logsumexp is None or found.logsumexp.dtype == torch.float32
+    assert seen and set(seen) == {(False, torch.float32)}
+
+
+def test_learned_tensors_of_another_dtype_get_gradients_of_their_own():
+    query = tokens(1, 2, 3, 8, dtype=torch.float32).bfloat16()
+    bias, sink = torch.zeros(3, dtype=torch.float64), torch.zeros(2, dtype=torch.bfloat16)
+    for impl in ("reference", "sdpa"):
+        bias, sink = bias.detach().requires_grad_(), sink.detach().requires_grad_()
+        attention(query, query, query, bias=bias, sink=sink, impl=impl).output.float().square().sum().backward()
+        assert (bias.grad.dtype, sink.grad.dtype) == (torch.float64, torch.bfloat16)
+        assert bias.grad.any() and sink.grad.all()
 
 
 def test_a_single_query_of_grouped_heads_is_packed_and_longer_ones_only_where_a_fused_kernel_then_runs():
@@ -188,12 +263,40 @@ def test_wrong_dtypes_are_refused(unchecked):
         ({"dropout_p": 1.0}, "dropout_p must be at least 0 and below 1; got 1.0"),
         ({"query_index": torch.zeros(4, dtype=torch.int64)}, r"query_index must hold one whole number a token.*\(4,\)"),
         ({"key_index": torch.zeros(3)}, "key_index must hold one whole number a token.*got torch.float32"),
+        ({"query_positions": torch.zeros(2, 3, dtype=torch.int64)}, r"query_positions must hold.*\(3,\) or \(1, 3\)"),
+        ({"key_positions": torch.zeros(3, dtype=torch.bool)}, "key_positions must hold.*got torch.bool"),
+        (
+            {"key_index": torch.zeros(3, dtype=torch.int64, device="meta")},
+            "key_index must be on the device.*cpu; got meta",
+        ),
+        ({"bias": torch.zeros(3, 3, dtype=torch.bool)}, "bias must be a floating-point tensor.*torch.bool.*Explicit"),
+        ({"bias": torch.zeros(3, 3, dtype=torch.int64)}, "bias must be a floating-point tensor.*torch.int64"),
+        ({"bias": torch.zeros(2, 1)}, r"bias must broadcast to .* = \(1, 2, 3, 3\); got \(2, 1\)"),
+        ({"bias": torch.zeros(1, 1, 2, 3, 3)}, r"bias must broadcast to .*got \(1, 1, 2, 3, 3\)"),
+        ({"bias": torch.zeros(3, device="meta")}, "bias must be on the device of the call, cpu; got meta"),
+        ({"bias": "alibi"}, "bias must be a tensor, or a function.*got a str"),
+        (
+            {"sink": torch.zeros(3)},
+            r"sink must be one.* a query head, a tensor of shape \(2,\); got torch.float32.*\(3,\)",
+        ),
+        ({"sink": torch.zeros(2, dtype=torch.int64)}, "sink must be one.*got torch.int64"),
+        ({"sink": 1.0}, "sink must be one.*got float"),
+        ({"sink": torch.zeros(2, device="meta")}, "sink must be on the device of the call, cpu; got meta"),
+        ({"softcap": 0.0}, "softcap must be a finite number above 0, or None for no cap; got 0.0"),
+        ({"softcap": -1}, "softcap must be a finite number above 0.*got -1"),
+        ({"softcap": math.inf}, "softcap must be a finite number above 0.*got inf"),
+        ({"softcap": math.nan}, "softcap must be a finite number above 0.*got nan"),
+        ({"dropout_seed": -1}, r"dropout_seed must be a whole number from 0 to 2\^63 - 1, or None; got -1"),
+        ({"dropout_seed": 2**63}, "dropout_seed must be a whole number.*got 9223372036854775808"),
+        ({"dropout_seed": 1.0}, "dropout_seed must be a whole number.*got 1.0"),
+        ({"dropout_seed": True}, "dropout_seed must be a whole number.*got True"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused_by_name(unchecked, keywords, fact):
     query = torch.zeros(1, 2, 3, 5)
-    with pytest.raises(HeadwiseError, match=fact):
-        attention(query, query, query, **keywords)
+    for function in (attention, choose_impl):
+        with pytest.raises(HeadwiseError, match=fact):
+            function(query, query, query, **keywords)
 
 
 def test_a_mask_error_keeps_its_kind(unchecked):

@@ -42,6 +42,24 @@ for mask in (None, SlidingWindow(2), Causal() & padding):
     compiled = torch.compile(run, backend="eager", fullgraph=True)
     assert torch.equal(compiled(query, key), run(query, key))
 """,
+    "one graph of bias, cap, sink and seeded dropout": """
+from headwise.config.position import T5Bias
+from headwise.positions.bias import ALiBi, T5RelativeBias
+everything = {"bias": torch.randn(4, 5, 7), "softcap": 2.0, "sink": torch.randn(4), "dropout_p": 0.3, "dropout_seed": 5}
+for keywords in (
+    everything | {"impl": "reference"},
+    everything | {"bias": ALiBi(4), "mask": Causal() & padding},
+    {"bias": T5RelativeBias(T5Bias(), 4), "sink": torch.randn(4), "mask": SlidingWindow(2), "impl": "sdpa"},
+):
+    class Attends(torch.nn.Module):
+        def forward(self, query, key):
+            return attention(query, key, key, **keywords).output
+    torch._dynamo.reset()
+    run = Attends()
+    expected = run(query, key)
+    torch.testing.assert_close(torch.compile(run, backend="eager", fullgraph=True)(query, key), expected)
+    torch.testing.assert_close(torch.export.export(run, (query, key)).module()(query, key), expected)
+""",
     "one exported program for every length": """
 class SelfAttention(torch.nn.Module):
     def forward(self, x):

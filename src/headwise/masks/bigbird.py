@@ -1,10 +1,13 @@
 """BigBird: blocks in a window, global blocks, and blocks drawn by a hash, the same wherever they are asked for."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headwise.errors import ConfigError
-from headwise.masks.patterns import Mask, require_whole_number
+from headwise.masks.patterns import Causal, Mask, require_whole_number
+
+if TYPE_CHECKING:
+    from headwise.masks.cover import Blocks, Cover
 
 _BITS = 2**31 - 1  # a product of two such numbers fits 63 bits, so that ints and tensors give the same
 _FACTOR = 1_103_515_245  # odd
@@ -56,6 +59,22 @@ class BigBird(Mask):
 
     def allows(self, batch: Any, head: Any, query_index: Any, key_index: Any) -> Any:
         """Return whether the key's block is near the query's, global, or drawn."""
+        seen = self._allows_block(batch, head, query_index, key_index)
+        return seen & (key_index <= query_index) if self.causal else seen
+
+    @property
+    def typical_lens(self) -> tuple[int, int]:
+        """All blocks."""
+        length = self.num_blocks * self.block_size
+        return length, length
+
+    def cover(self, blocks: "Blocks") -> "Cover":
+        """Look at one pair of each block of the stream, and of the causal form at the distances."""
+        seen = blocks.in_cells(self._allows_block, self.block_size)
+        return seen & blocks.by_distance(Causal()) if self.causal else seen
+
+    def _allows_block(self, batch: Any, head: Any, query_index: Any, key_index: Any) -> Any:
+        """Return what is said of all pairs of a block alike."""
         query_block, key_block = query_index // self.block_size, key_index // self.block_size
         reach = self.window_blocks // 2
         seen = (key_block - query_block <= reach) & (query_block - key_block <= reach)
@@ -65,8 +84,7 @@ class BigBird(Mask):
         for part in range(self.num_random):
             seen = seen | self._draws(part, head, query_block, key_block)
         is_inside = (query_index >= 0) & (query_block < self.num_blocks) & (key_block < self.num_blocks)
-        seen = seen & is_inside & (key_index >= 0)
-        return seen & (key_index <= query_index) if self.causal else seen
+        return seen & is_inside & (key_index >= 0)
 
     def _draws(self, part: int, head: Any, query_block: Any, key_block: Any) -> Any:
         """Return whether a block of keys is the one that is drawn of a part of the blocks."""

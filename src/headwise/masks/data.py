@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from headwise.errors import ConfigError
+from headwise.masks.cover import Blocks, Cover
 from headwise.masks.patterns import Mask, require_whole_number
 
 
@@ -71,11 +72,22 @@ class KeyPadding(Mask):
         """Where the lengths are."""
         return self.lengths.device
 
+    @property
+    def typical_lens(self) -> tuple[int, int]:
+        """The padded length, or the longest."""
+        length = max([1, *self.lengths.tolist()]) if self.padded_len is None else self.padded_len
+        return length, length
+
     def allows(self, batch: Any, head: Any, query_index: Any, key_index: Any) -> Any:
         """Return whether the key is a real one of the row."""
         if self.padded_len is not None and self.side == "left":
             return key_index >= self.padded_len - self.lengths[batch]
         return key_index < self.lengths[batch]
+
+    def cover(self, blocks: Blocks) -> Cover:
+        """Look at the two ends: the real keys stand together, at the beginning or from some key on."""
+        first, last = (self.allows(blocks.batch, 0, 0, key) for key in (blocks.first_key, blocks.last_key))
+        return blocks.known(first | last, first & last)
 
     def __repr__(self) -> str:
         return f"KeyPadding(<{self.batch_size} lengths>, side={self.side!r})"

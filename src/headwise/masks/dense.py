@@ -1,4 +1,4 @@
-"""Mask -> bool tensor of the smallest broadcastable shape, exact count, FlexAttention's mask_mod, and a drawing."""
+"""Mask -> bool tensor of the smallest broadcastable shape, or FlexAttention's mask_mod."""
 
 from collections.abc import Callable
 
@@ -6,10 +6,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from headwise.errors import ConfigError
-from headwise.masks.patterns import Mask, require_batch_size
-
-COUNT_BLOCK = 2**22  # pairs looked at together while counting, over all rows and heads: 4 MiB of bool
+from headwise.masks.patterns import Mask, require_batch_size, require_num_heads
 
 
 def dense_mask(
@@ -39,9 +36,10 @@ def dense_mask(
         device: where the tensor is made. Default: where the mask's own tensors are, or the CPU.
 
     Raises:
-        ConfigError: the mask was made for another batch size.
+        ConfigError: the mask was made for another batch size or number of heads.
     """
     require_batch_size(mask, batch_size)
+    require_num_heads(mask, num_heads)
     if device is None:
         device = mask.device or "cpu"
     batch = torch.arange(batch_size, device=device).view(-1, 1, 1, 1)
@@ -58,41 +56,6 @@ def dense_mask(
     if not isinstance(allowed, Tensor):
         allowed = torch.tensor(allowed, device=device)
     return allowed.reshape((1,) * (4 - allowed.ndim) + allowed.shape)
-
-
-def count_allowed(mask: Mask, batch_size: int, num_heads: int, query_len: int, key_len: int) -> int:
-    """Count the allowed pairs of any mask by looking at them, a block of queries at a time.
-
-    Args:
-        mask: the mask.
-        batch_size: number of batch rows.
-        num_heads: number of query heads.
-        query_len: number of queries; they stand at the end of the keys.
-        key_len: number of keys.
-
-    Raises:
-        ConfigError: the mask was made for another batch size, or its tensors have no values to read.
-    """
-    if mask.device is not None and mask.device.type == "meta":
-        raise ConfigError(f"a mask must hold values for its pairs to be counted; got {mask!r} on the meta device")
-    total = 0
-    rows = max(1, COUNT_BLOCK // max(1, batch_size * num_heads * key_len))
-    for first in range(0, query_len, rows):
-        block = torch.arange(first, min(first + rows, query_len), device=mask.device) + key_len - query_len
-        allowed = dense_mask(
-            mask,
-            batch_size=batch_size,
-            num_heads=num_heads,
-            query_len=len(block),
-            key_len=key_len,
-            query_index=block,
-        )
-        full_shape = (batch_size, num_heads, len(block), key_len)
-        repeats = 1
-        for full, size in zip(full_shape, allowed.shape, strict=True):
-            repeats *= full if size == 1 else 1
-        total += repeats * int(allowed.sum())
-    return total
 
 
 def flex_mask_mod(
@@ -120,14 +83,6 @@ def flex_mask_mod(
         return allowed
 
     return mask_mod
-
-
-def draw(mask: Mask, query_len: int, key_len: int, *, batch: int = 0, head: int = 0) -> str:
-    """Draw the mask as text: one line a query, one sign a key, ■ = may attend."""
-    rows = range(key_len - query_len, key_len)
-    return "\n".join(
-        "".join("■" if mask.allows(batch, head, query, key) else "·" for key in range(key_len)) for query in rows
-    )
 
 
 def _look_up(index: Tensor, batch: Tensor, slot: Tensor) -> Tensor:

@@ -66,6 +66,26 @@ EVERY_DISTANCE = Distances(((-INFINITY, INFINITY),))
 NO_DISTANCE = Distances(())
 
 
+class GlobalAndLocal(NamedTuple):
+    """A mask whose first `num_global` tokens see all and are seen by all, and that elsewhere allows some distances."""
+
+    num_global: int
+    distances: Distances
+
+    def count_pairs(self, query_len: int, key_len: int) -> int:
+        """Count the allowed pairs, the queries standing at the end of the keys."""
+        rest = max(key_len - self.num_global, 0)  # keys that are not global
+
+        def count_last(num_queries: int) -> int:
+            """Count the pairs of so many last queries with keys that are not global, by their distances."""
+            return self.distances.count_pairs(num_queries, rest)
+
+        inside, behind = min(query_len, key_len), min(query_len, rest)  # queries of the stream, and behind the tokens
+        num_global = inside - behind
+        by_distance = count_last(query_len) - count_last(inside) + count_last(behind)
+        return num_global * key_len + (query_len - num_global) * (key_len - rest) + by_distance
+
+
 def count_multiples(query_len: int, key_len: int, *, step: int, first: int, end: int | float) -> int:
     """Count the pairs whose distance is `step` times a whole number from `first` (0 or more) up to below `end`.
 

@@ -7,30 +7,18 @@ last key.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from headwise.errors import ConfigError
-from headwise.masks.distances import EVERY_DISTANCE, INFINITY, Distances
+from headwise.masks.distances import EVERY_DISTANCE, INFINITY, Distances, GlobalAndLocal
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-class GlobalAndLocal(NamedTuple):
-    """A mask whose first `num_global` tokens see all and are seen by all, and that elsewhere allows some distances."""
+    from headwise.masks.cover import Blocks, Cover
+    from headwise.masks.layout import BlockLayout
 
-    num_global: int
-    distances: Distances
-
-    def count_pairs(self, query_len: int, key_len: int) -> int:
-        """Count the allowed pairs, the queries standing at the end of the keys."""
-        rest = max(key_len - self.num_global, 0)  # keys that are not global
-
-        def count_last(num_queries: int) -> int:
-            """Count the pairs of so many last queries with keys that are not global, by their distances."""
-            return self.distances.count_pairs(num_queries, rest)
-
-        inside, behind = min(query_len, key_len), min(query_len, rest)  # queries of the stream, and behind the tokens
-        num_global = inside - behind
-        by_distance = count_last(query_len) - count_last(inside) + count_last(behind)
-        return num_global * key_len + (query_len - num_global) * (key_len - rest) + by_distance
+SHORT_LEN = 12  # of a picture whose mask has no length of its own
 
 
 class Mask:
@@ -56,6 +44,21 @@ class Mask:
         """The torch.device of the tensors that the mask holds; None: it holds none."""
         return None
 
+    @property
+    def num_heads(self) -> int | None:
+        """Number of query heads that the mask describes; None: it serves any number."""
+        return None
+
+    @property
+    def typical_lens(self) -> tuple[int, int]:
+        """Number of queries and keys at which a picture shows the pattern."""
+        form = self.global_and_local()
+        if form is None:
+            return SHORT_LEN, SHORT_LEN
+        ends = [abs(int(end)) for interval in form.distances.intervals for end in interval if abs(end) < INFINITY]
+        length = max([SHORT_LEN, *(4 * end for end in (*ends, form.num_global))])
+        return length, length
+
     def allows(self, batch: Any, head: Any, query_index: Any, key_index: Any) -> Any:
         """Say whether a query may read a key.
 
@@ -79,6 +82,18 @@ class Mask:
         distances = self.distances()
         return None if distances is None else GlobalAndLocal(0, distances)
 
+    @property
+    def looks_at_distance_alone(self) -> bool:
+        """Whether `query_index - key_index` decides, whatever the set of allowed distances looks like."""
+        return self.distances() is not None
+
+    def cover(self, blocks: "Blocks") -> "Cover":
+        """Return what the kind knows of blocks without a look at their pairs.
+
+        What it leaves open is looked up pair by pair.
+        """
+        return blocks.by_distance(self) if self.looks_at_distance_alone else blocks.unknown()
+
     def count_pairs(self, query_len: int, key_len: int, *, batch_size: int = 1, num_heads: int = 1) -> int:
         """Count the allowed (query, key) pairs over the whole batch and all query heads.
 
@@ -89,40 +104,103 @@ class Mask:
             num_heads: number of query heads.
 
         Raises:
-            ConfigError: a size is no whole number or negative, the mask was made for another batch size, or its tensors
-                have no values to read (the meta device).
+            ConfigError: a size is no whole number or negative, the mask was made for other batch rows or heads, or its
+                tensors have no values to read (the meta device).
         """
-        for name, value in (
-            ("query_len", query_len),
-            ("key_len", key_len),
-            ("batch_size", batch_size),
-            ("num_heads", num_heads),
-        ):
-            require_whole_number(name, value, minimum=0)
+        require_sizes(query_len, key_len, batch_size, num_heads)
         count = self._count_pairs(query_len, key_len)
         if count is not None:
             return batch_size * num_heads * count
-        from headwise.masks.dense import count_allowed
+        from headwise.masks.counting import count_allowed
 
         return count_allowed(self, batch_size, num_heads, query_len, key_len)
+
+    def density(self, query_len: int, key_len: int, *, batch_size: int = 1, num_heads: int = 1) -> float:
+        """Return the part of all (query, key) pairs that is allowed, from 0 to 1; 0 where there is no pair at all.
+
+        Arguments and errors are those of `count_pairs`.
+        """
+        allowed = self.count_pairs(query_len, key_len, batch_size=batch_size, num_heads=num_heads)
+        every = batch_size * num_heads * query_len * key_len
+        return allowed / every if every else 0.0
+
+    def empty_rows(self, query_len: int, key_len: int, *, batch_size: int = 1, num_heads: int = 1) -> "Tensor":
+        """Return which queries may read no key.
+
+        Arguments and errors are those of `count_pairs`.
+
+        Returns:
+            A bool tensor (b, h, T) on the mask's device; b and h are 1 where the mask does not look at them.
+        """
+        require_sizes(query_len, key_len, batch_size, num_heads)
+        from headwise.masks.counting import find_empty_rows
+
+        return find_empty_rows(self, batch_size, num_heads, query_len, key_len)
+
+    def block_layout(
+        self,
+        block_size: int | tuple[int, int],
+        query_len: int,
+        key_len: int,
+        *,
+        batch_size: int = 1,
+        num_heads: int = 1,
+    ) -> "BlockLayout":
+        """Return which blocks of pairs are allowed in part and which in whole, exactly.
+
+        Blocks are cut from query row 0 and key 0; the last ones end with the queries and keys. No table of all pairs is
+        made, whatever the mask.
+
+        Args:
+            block_size: number of queries and of keys to a block, at least 1; or the two apart.
+            query_len, key_len, batch_size, num_heads: as of `count_pairs`.
+
+        Raises:
+            ConfigError: as of `count_pairs`, or another block size.
+        """
+        require_sizes(query_len, key_len, batch_size, num_heads)
+        from headwise.masks.layout import find_layout
+
+        return find_layout(self, block_size, batch_size, num_heads, query_len, key_len)
 
     def _count_pairs(self, query_len: int, key_len: int) -> int | None:
         """Count the pairs of one head of one row in closed form; None: there is none, or they differ."""
         form = self.global_and_local()
         return None if form is None else form.count_pairs(query_len, key_len)
 
+    def draw(self, query_len: int, key_len: int, *, batch: int = 0, head: int = 0) -> str:
+        """Draw the mask as text: a line a query, a sign a key, ■ = may attend; a long mask by blocks.
+
+        Args:
+            query_len: number of queries; they stand at the end of the keys.
+            key_len: number of keys.
+            batch: batch row that is drawn.
+            head: head that is drawn.
+        """
+        from headwise.masks.picture import draw
+
+        return draw(self, query_len, key_len, batch=batch, head=head)
+
     def __and__(self, other: "Mask") -> "Mask":
         require_mask(other)
         if isinstance(self, Full):
             return other
-        return self if isinstance(other, Full) else And(self, other)
+        if isinstance(other, Full):
+            return self
+        from headwise.masks.combined import And
+
+        return And(self, other)
 
     def __or__(self, other: "Mask") -> "Mask":
         require_mask(other)
+        from headwise.masks.combined import Or
+
         return Or(self, other)
 
     def __invert__(self) -> "Mask":
-        return self.mask if isinstance(self, Not) else Not(self)
+        from headwise.masks.combined import Not
+
+        return Not(self)
 
     # A mask as operand of something else (`tensor & mask`) must fail with our words too.
     __rand__ = __and__
@@ -132,9 +210,9 @@ class Mask:
         raise ConfigError(f"a mask has no truth value; got {self!r} (combine masks with & | ~, not with and, or, not)")
 
     def _repr_html_(self) -> str:
-        from headwise.masks.dense import draw
+        from headwise.masks.picture import figure_of
 
-        return f"<pre>{self!r}\n{draw(self, 8, 8)}</pre>"
+        return figure_of(self)
 
 
 @dataclass(frozen=True)
@@ -194,121 +272,6 @@ class SlidingWindow(Mask):
         return Distances(((0, self.window_size),))
 
 
-@dataclass(frozen=True, repr=False)
-class _Pair(Mask):
-    """Two masks and the operator that joins what they say."""
-
-    left: Mask
-    right: Mask
-
-    sign: ClassVar[str]
-
-    @property
-    def is_structural(self) -> bool:
-        """Whether both are."""
-        return self.left.is_structural and self.right.is_structural
-
-    @property
-    def batch_size(self) -> int | None:
-        """The batch size that both describe."""
-        batch_size: int | None = self._shared("batch_size", "describe the same batch")
-        return batch_size
-
-    @property
-    def device(self) -> Any:
-        """The device that the tensors of both are on."""
-        return self._shared("device", "be on the same device")
-
-    def allows(self, batch: Any, head: Any, query_index: Any, key_index: Any) -> Any:
-        """Join what the two masks allow."""
-        return self._join(
-            self.left.allows(batch, head, query_index, key_index),
-            self.right.allows(batch, head, query_index, key_index),
-        )
-
-    def distances(self) -> Distances | None:
-        """Join the distances that the two masks allow."""
-        left, right = self.left.distances(), self.right.distances()
-        return None if left is None or right is None else self._join(left, right)
-
-    @staticmethod
-    def _join(left: Any, right: Any) -> Any:
-        raise NotImplementedError
-
-    def _shared(self, name: str, demand: str) -> Any:
-        left, right = getattr(self.left, name), getattr(self.right, name)
-        if left is not None and right is not None and left != right:
-            raise ConfigError(
-                f"masks that are combined must {demand}; got {self.left!r} ({name} {left}) "
-                f"and {self.right!r} ({name} {right})"
-            )
-        return right if left is None else left
-
-    def __repr__(self) -> str:
-        return f"({self.left!r} {self.sign} {self.right!r})"
-
-
-class And(_Pair):
-    """What both masks allow; written `left & right`."""
-
-    sign = "&"
-
-    @staticmethod
-    def _join(left: Any, right: Any) -> Any:
-        return left & right
-
-
-class Or(_Pair):
-    """What either mask allows; written `left | right`."""
-
-    sign = "|"
-
-    def global_and_local(self) -> "GlobalAndLocal | None":
-        """Join the tokens and the distances of the two masks."""
-        left, right = self.left.global_and_local(), self.right.global_and_local()
-        if left is None or right is None:
-            return None
-        return GlobalAndLocal(max(left.num_global, right.num_global), left.distances | right.distances)
-
-    @staticmethod
-    def _join(left: Any, right: Any) -> Any:
-        return left | right
-
-
-@dataclass(frozen=True, repr=False)
-class Not(Mask):
-    """What a mask forbids; written `~mask`."""
-
-    mask: Mask
-
-    @property
-    def is_structural(self) -> bool:
-        """Whether the mask is."""
-        return self.mask.is_structural
-
-    @property
-    def batch_size(self) -> int | None:
-        """The batch size that the mask describes."""
-        return self.mask.batch_size
-
-    @property
-    def device(self) -> Any:
-        """The device of the mask's tensors."""
-        return self.mask.device
-
-    def allows(self, batch: Any, head: Any, query_index: Any, key_index: Any) -> Any:
-        """Return whether the mask forbids the pair."""
-        return self.mask.allows(batch, head, query_index, key_index) ^ True
-
-    def distances(self) -> Distances | None:
-        """Return the distances that the mask forbids."""
-        distances = self.mask.distances()
-        return None if distances is None else ~distances
-
-    def __repr__(self) -> str:
-        return f"~{self.mask!r}"
-
-
 def require_mask(mask: object) -> None:
     """Raise ConfigError unless the object is a Mask."""
     if not isinstance(mask, Mask):
@@ -319,12 +282,32 @@ def require_mask(mask: object) -> None:
         )
 
 
+def require_sizes(query_len: int, key_len: int, batch_size: int, num_heads: int) -> None:
+    """Raise ConfigError unless each is a whole number, 0 or more."""
+    for name, value in (
+        ("query_len", query_len),
+        ("key_len", key_len),
+        ("batch_size", batch_size),
+        ("num_heads", num_heads),
+    ):
+        require_whole_number(name, value, minimum=0)
+
+
 def require_batch_size(mask: Mask, batch_size: int) -> None:
     """Raise ConfigError if the mask describes another number of batch rows."""
     if mask.batch_size is not None and mask.batch_size != batch_size:
         raise ConfigError(
             f"a mask that holds one length a row must have as many rows as the batch; got {mask!r} "
             f"for a batch of {batch_size}"
+        )
+
+
+def require_num_heads(mask: Mask, num_heads: int) -> None:
+    """Raise ConfigError if the mask describes another number of query heads."""
+    if mask.num_heads is not None and mask.num_heads != num_heads:
+        raise ConfigError(
+            f"a mask that tells heads apart must have as many as there are query heads; got {mask!r} "
+            f"with {mask.num_heads} heads for {num_heads}"
         )
 
 

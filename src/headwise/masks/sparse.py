@@ -1,10 +1,13 @@
 """Structural masks of the sparse attentions: windows to both sides, with holes, with a stride, with global tokens."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from headwise.masks.distances import INFINITY, NO_DISTANCE, Distances, count_multiples
-from headwise.masks.patterns import GlobalAndLocal, Mask, require_whole_number
+from headwise.masks.distances import INFINITY, NO_DISTANCE, Distances, GlobalAndLocal, count_multiples
+from headwise.masks.patterns import SHORT_LEN, Mask, require_whole_number
+
+if TYPE_CHECKING:
+    from headwise.masks.cover import Blocks, Cover
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,17 @@ class Dilated(Mask):
         is_within = (distance >= 0) & (distance < self.window_size * self.dilation)
         return is_within & (distance % self.dilation == 0)
 
+    @property
+    def looks_at_distance_alone(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def typical_lens(self) -> tuple[int, int]:
+        """Twice the distance of the farthest key."""
+        length = max(SHORT_LEN, 2 * self.window_size * self.dilation)
+        return length, length
+
     def _count_pairs(self, query_len: int, key_len: int) -> int:
         return count_multiples(query_len, key_len, step=self.dilation, first=0, end=self.window_size)
 
@@ -90,6 +104,17 @@ class Strided(Mask):
         """Return whether the key stands less than `stride`, or a multiple of it, before the query."""
         distance = query_index - key_index
         return (distance >= 0) & ((distance < self.stride) | (distance % self.stride == 0))
+
+    @property
+    def looks_at_distance_alone(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def typical_lens(self) -> tuple[int, int]:
+        """Four strides."""
+        length = max(SHORT_LEN, 4 * self.stride)
+        return length, length
 
     def _count_pairs(self, query_len: int, key_len: int) -> int:
         near = Distances(((0, self.stride),)).count_pairs(query_len, key_len)
@@ -124,6 +149,16 @@ class GlobalTokens(Mask):
         """Return the tokens, and no distance."""
         return GlobalAndLocal(self.num_tokens, NO_DISTANCE)
 
+    def cover(self, blocks: "Blocks") -> "Cover":
+        """Return which blocks hold such a query or key, and which hold only such queries or only such keys."""
+        first, last = blocks.first_query, blocks.last_query
+        some = (last >= 0) & (first < self.num_tokens) & (self.num_tokens > 0)
+        every = (first >= 0) & (last < self.num_tokens)
+        return blocks.known(
+            some | (blocks.first_key < self.num_tokens),
+            every | (blocks.last_key < self.num_tokens),
+        )
+
 
 @dataclass(frozen=True)
 class PrefixLM(Mask):
@@ -146,6 +181,19 @@ class PrefixLM(Mask):
     def allows(self, batch: Any, head: Any, query_index: Any, key_index: Any) -> Any:
         """Return whether the key is in the prefix, or stands at or before the query."""
         return (key_index < self.prefix_len) | (key_index <= query_index)
+
+    def cover(self, blocks: "Blocks") -> "Cover":
+        """Look at two corners: a later query sees more, and a later key is seen by fewer."""
+        return blocks.known(
+            self.allows(0, 0, blocks.last_query, blocks.first_key),
+            self.allows(0, 0, blocks.first_query, blocks.last_key),
+        )
+
+    @property
+    def typical_lens(self) -> tuple[int, int]:
+        """Twice the prefix."""
+        length = max(SHORT_LEN, 2 * self.prefix_len)
+        return length, length
 
     def _count_pairs(self, query_len: int, key_len: int) -> int:
         causal = Distances(((0, INFINITY),)).count_pairs(query_len, key_len)

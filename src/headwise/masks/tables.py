@@ -1,17 +1,26 @@
 """Data masks that look up what they allow: packed documents, an explicit table of pairs, a table of blocks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from headwise.errors import ConfigError
+from headwise.masks.cover import Blocks, Cover
 from headwise.masks.data import may_look
 from headwise.masks.patterns import Mask, require_whole_number
 
 NO_DOCUMENT = -1
+
+
+class _Between(NamedTuple):
+    """Documents of some tokens: whether there are any, and the first and the last one."""
+
+    some: Tensor
+    first: Tensor
+    last: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,10 +41,13 @@ class Documents(Mask):
     """
 
     lengths: Tensor
+    _ends: Tensor = field(init=False, repr=False)  # index behind each document
 
     def __post_init__(self) -> None:
         lengths = _require_whole_tensor("lengths", self.lengths, "(num_documents,) or (batch, num_documents)", (1, 2))
         object.__setattr__(self, "lengths", lengths)
+        some = lengths if lengths.shape[-1] else lengths.new_zeros(*lengths.shape[:-1], 1)
+        object.__setattr__(self, "_ends", some.cumsum(-1))
         if may_look(lengths) and bool((lengths < 0).any()):
             raise ConfigError(f"lengths must not be negative; got {lengths.tolist()}")
 
@@ -71,19 +83,51 @@ class Documents(Mask):
         """Where the lengths are."""
         return self.lengths.device
 
+    @property
+    def typical_lens(self) -> tuple[int, int]:
+        """The longest row."""
+        length = max([1, *self.lengths.sum(-1).flatten().tolist()])
+        return length, length
+
     def allows(self, batch: Any, head: Any, query_index: Any, key_index: Any) -> Any:
         """Return whether query and key are of the same document."""
         document = self._document_of(batch, query_index)
         return (document != NO_DOCUMENT) & (document == self._document_of(batch, key_index))
 
+    def cover(self, blocks: Blocks) -> Cover:
+        """Look at the documents of both ends: what lies between them is of the documents between them."""
+        total = self._end_of(blocks.batch, -1)
+        queries, keys = (
+            self._documents_between(blocks.batch, first, torch.minimum(last, total - 1))
+            for first, last in ((blocks.first_query, blocks.last_query), (blocks.first_key, blocks.last_key))
+        )
+        shared = (queries.first <= keys.last) & (keys.first <= queries.last)
+        is_inside = (blocks.first_query >= 0) & (blocks.last_query < total) & (blocks.last_key < total)
+        is_one = (queries.first == queries.last) & (keys.first == keys.last) & (queries.first == keys.first)
+        return blocks.known(queries.some & keys.some & shared, is_inside & is_one)
+
+    def _documents_between(self, batch: Any, first: Tensor, last: Tensor) -> "_Between":
+        """Return the documents of the tokens from `first` to `last`, of which some may stand before the stream."""
+        first = first.clamp(min=0)
+        return _Between(first <= last, self._document_of(batch, first), self._document_of(batch, last))
+
     def _document_of(self, batch: Any, index: Any) -> Tensor:
-        """Return which document a token is of, `NO_DOCUMENT` before the first and behind the last one."""
-        ends = self.lengths.cumsum(-1)
-        index = torch.as_tensor(index, device=ends.device)
-        ends = ends if ends.ndim == 1 else ends[batch]
-        document = (index[..., None] >= ends).sum(-1)
-        is_none = (index < 0) | (index >= ends[..., -1] if ends.shape[-1] else torch.ones_like(index, dtype=torch.bool))
-        return torch.where(is_none, NO_DOCUMENT, document)
+        """Return which document a token is of, `NO_DOCUMENT` before the first and behind the last one.
+
+        That is the number of documents that end at or before it, found bit by bit: as many steps as the number of
+        documents has bits, each of them a look into the table of their ends.
+        """
+        index = torch.as_tensor(index, device=self._ends.device)
+        most = self._ends.shape[-1]
+        ended = torch.zeros_like(index)
+        for bit in reversed(range(most.bit_length())):
+            more = ended + 2**bit
+            end = self._end_of(batch, more.clamp(max=most) - 1)
+            ended = torch.where((more <= most) & (end <= index), more, ended)
+        return torch.where((index < 0) | (ended == most), NO_DOCUMENT, ended)
+
+    def _end_of(self, batch: Any, document: Tensor | int) -> Tensor:
+        return self._ends[document] if self._ends.ndim == 1 else self._ends[batch, document]
 
     def __repr__(self) -> str:
         rows = "" if self.lengths.ndim == 1 else f"{self.lengths.shape[0]} x "
@@ -100,6 +144,11 @@ class _Table(Mask):
     def batch_size(self) -> int | None:
         """Number of batch rows that the table tells apart; None: all are the same."""
         return None if self.table.shape[0] == 1 else self.table.shape[0]
+
+    @property
+    def num_heads(self) -> int | None:
+        """Number of heads that the table tells apart; None: all are the same."""
+        return None if self.table.shape[1] == 1 else self.table.shape[1]
 
     @property
     def device(self) -> torch.device:
@@ -152,11 +201,38 @@ class Explicit(_Table):
             raise ConfigError(f"a keep mask must hold 1 (keep) and 0 (drop) alone; got {int(others[0])}")
         return cls((keep if keep.ndim == 4 else keep[:, None, None, :]) == 1)
 
+    @property
+    def typical_lens(self) -> tuple[int, int]:
+        """Those of the table; one row of it serves as many queries as there are keys."""
+        rows, keys = self.table.shape[2:]
+        return keys if rows == 1 else rows, keys
+
     def allows(self, batch: Any, head: Any, query_index: Any, key_index: Any) -> Any:
         """Return what the table says; False outside of it."""
         rows, keys = self.table.shape[2:]
         row = 0 if rows == 1 else query_index - (keys - rows)
         return _look_up(self.table, batch, head, row, 0 if rows == keys == 1 else key_index)
+
+    def cover(self, blocks: Blocks) -> Cover:
+        """Read the table, one row of blocks after another."""
+        rows, keys = self.table.shape[2:]
+        if 0 in self.table.shape:
+            nothing = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=self.device)
+            return blocks.known(nothing, nothing)
+        if rows == keys == 1:
+            return blocks.known(self.table, self.table)
+        if rows == 1:
+            return blocks.in_rows(self.table, self.table)
+        table = self.table.view(torch.uint8)  # torch finds the largest number much faster than any True
+        nothing = table.new_zeros(*table.shape[:2], keys)
+        any_query, all_queries = [], []
+        ends = (ends.flatten().tolist() for ends in (blocks.first_query, blocks.last_query))
+        for first, last in zip(*ends, strict=True):
+            start, end = (max(0, place - (keys - rows)) for place in (first, last + 1))
+            row = table[:, :, start:end]
+            any_query.append(row.amax(2) if row.shape[2] else nothing)
+            all_queries.append(row.amin(2) if row.shape[2] == last - first + 1 else nothing)
+        return blocks.in_rows(torch.stack(any_query, 2).bool(), torch.stack(all_queries, 2).bool())
 
     def __repr__(self) -> str:
         return f"Explicit(<{' x '.join(map(str, self.table.shape))} bools>)"
@@ -189,9 +265,19 @@ class BlockSparse(_Table):
         require_whole_number("block_size", self.block_size, minimum=1)
         object.__setattr__(self, "table", table.reshape((1,) * (4 - table.ndim) + tuple(table.shape)))
 
+    @property
+    def typical_lens(self) -> tuple[int, int]:
+        """Those of the table."""
+        rows, columns = self.table.shape[2:]
+        return rows * self.block_size, columns * self.block_size
+
     def allows(self, batch: Any, head: Any, query_index: Any, key_index: Any) -> Any:
         """Return what the table says of the pair's block; False outside of it."""
         return _look_up(self.table, batch, head, query_index // self.block_size, key_index // self.block_size)
+
+    def cover(self, blocks: Blocks) -> Cover:
+        """Look up the blocks of the table."""
+        return blocks.in_cells(self.allows, self.block_size)
 
     def __repr__(self) -> str:
         return f"BlockSparse(<{' x '.join(map(str, self.table.shape))} bools>, block_size={self.block_size})"

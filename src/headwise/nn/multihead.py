@@ -12,7 +12,7 @@ from headwise.errors import ConfigError, UnsupportedError
 from headwise.masks.patterns import Full, Mask
 from headwise.nn.projection import make_projection, merge_heads, split_heads
 from headwise.ops.attention import attention
-from headwise.ops.call import require_impl
+from headwise.ops.obstacles import require_impl
 from headwise.ops.results import AttentionOutput
 from headwise.positions.rotary import RotaryPositions
 

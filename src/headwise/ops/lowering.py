@@ -1,12 +1,18 @@
-"""What a mask comes to in one call: nothing, torch's `is_causal`, or a bool tensor; and how idle slots are hidden."""
+"""What a mask comes to in a call: nothing, torch's `is_causal`, fewer keys, a bool tensor; and how idle slots hide."""
 
+from typing import NamedTuple
+
+import torch
 from jaxtyping import Bool
 from torch import Tensor
 
 from headwise.masks.dense import dense_mask
 from headwise.masks.form import MaskForm, simplest_form
-from headwise.masks.patterns import Full
+from headwise.masks.patterns import Full, Mask
 from headwise.ops.call import Call
+from headwise.ops.scores import places_of
+
+PAIRS_AT_ONCE = 2**22  # looked at together, over all batch rows and heads: 4 MiB of bool
 
 
 def form_of(call: Call) -> MaskForm:
@@ -14,6 +20,41 @@ def form_of(call: Call) -> MaskForm:
     if call.has_indices:
         return MaskForm("bool", has_idle=True)
     return simplest_form(call.mask, call.query.shape[2], call.key.shape[2])
+
+
+def skip_unread_keys(call: Call) -> Call:
+    """Cut off the first keys if the distances that the mask allows show that no query reads them.
+
+    A window over a stream with a long past, as in decoding, needs the last keys alone. Queries still stand at their
+    end, and the mask looks at distances alone, so that the call keeps its meaning.
+    """
+    distances = None if call.mask is None or call.has_indices else call.mask.distances()
+    if distances is None:
+        return call
+    query_len, key_len = call.query.shape[2], call.key.shape[2]
+    intervals = distances.within(query_len, key_len).intervals
+    first_read = key_len - query_len - intervals[-1][1] + 1 if intervals else 0  # by the first query
+    if first_read <= 0:
+        return call
+    first = int(first_read)
+    bias = call.bias
+    key_positions = call.key_positions
+    if isinstance(bias, Tensor):
+        bias = bias[..., first:] if bias.ndim and bias.shape[-1] > 1 else bias
+    elif bias is not None:
+        # Counted from the first key that is left, the default positions would be others.
+        query_positions = call.query_positions
+        if query_positions is None:
+            query_positions = torch.arange(key_len - query_len, key_len, device=call.query.device)
+        if key_positions is None:
+            key_positions = torch.arange(key_len, device=call.query.device)
+        call = call._replace(query_positions=query_positions)
+    return call._replace(
+        key=call.key[:, :, first:],
+        value=call.value[:, :, first:],
+        bias=bias,
+        key_positions=None if key_positions is None else key_positions[..., first:],
+    )
 
 
 def allowed_pairs(call: Call) -> Bool[Tensor, "#batch #num_heads #query_len key_len"]:
@@ -33,28 +74,78 @@ def allowed_pairs(call: Call) -> Bool[Tensor, "#batch #num_heads #query_len key_
     return allowed.expand(-1, -1, -1, key_len)
 
 
+class Idle(NamedTuple):
+    """Which queries read no key, and which slots no query reads, in any query head of their kv head."""
+
+    is_empty: Bool[Tensor, "#batch #num_heads #query_len 1"]
+    is_unread: Bool[Tensor, "#batch #num_kv_heads key_len 1"]
+
+
 def hide_idle(
     call: Call, allowed: Bool[Tensor, "#batch #num_heads #query_len key_len"]
 ) -> tuple[Call, Bool[Tensor, "#batch #num_heads #query_len 1"]]:
     """Put zeros into key and value slots that no query reads, and into queries that read no key.
 
-    A masked slot still meets every kernel: its score is computed before the mask hides it, and its value is multiplied
-    by a weight of 0, so a NaN or an infinity in it would reach the output and the gradients. Zeros cannot. It costs a
-    copy, always: whether it is needed depends on all numbers, the queries' too, and a look at them costs as much.
-
     Returns:
         The call with nothing idle to see, and which queries have no key.
     """
-    num_kv_heads = call.key.shape[1]
-    is_empty = ~allowed.any(-1, keepdim=True)  # (B or 1, H or 1, T or 1, 1)
-    is_read = allowed.any(-2)  # (B or 1, H or 1, S)
-    mask_batch, mask_heads, key_len = is_read.shape
-    if mask_heads > 1:  # a slot is read if any query head of its kv head reads it
-        is_read = is_read.reshape(mask_batch, num_kv_heads, mask_heads // num_kv_heads, key_len).any(2)
-    is_unread = ~is_read.unsqueeze(-1)
-    hidden = call._replace(
-        query=call.query.masked_fill(is_empty, 0.0),
-        key=call.key.masked_fill(is_unread, 0.0),
-        value=call.value.masked_fill(is_unread, 0.0),
+    is_unread = ~_over_groups(allowed.any(-2), call.key.shape[1]).unsqueeze(-1)
+    idle = Idle(~allowed.any(-1, keepdim=True), is_unread)
+    return fill_idle(call, idle), idle.is_empty
+
+
+def fill_idle(call: Call, idle: Idle) -> Call:
+    """Put zeros where nothing is read.
+
+    A masked slot still meets every kernel: its score is computed before the mask hides it, and its value is multiplied
+    by a weight of 0, so a NaN or an infinity in it would reach the output and the gradients. Zeros cannot. It costs a
+    copy, always: whether it is needed depends on all numbers, the queries' too, and a look at them costs as much.
+    """
+    return call._replace(
+        query=call.query.masked_fill(idle.is_empty, 0.0),
+        key=call.key.masked_fill(idle.is_unread, 0.0),
+        value=call.value.masked_fill(idle.is_unread, 0.0),
     )
-    return hidden, is_empty
+
+
+def find_idle(call: Call) -> Idle:
+    """Say what is idle in a call, without a table of all its pairs."""
+    batch_size, num_heads, query_len, _ = call.query.shape
+    num_kv_heads, key_len = call.key.shape[1:3]
+    if not call.has_indices:
+        mask = Full() if call.mask is None else call.mask
+        return idle_of(mask, batch_size, num_heads, num_kv_heads, query_len, key_len, call.query.device)
+    rows = max(1, PAIRS_AT_ONCE // max(1, batch_size * num_heads * key_len))
+    index = places_of(call).query_index[:, 0, :, 0]  # (B or 1, T)
+    chunks = zip(torch.split(call.query, rows, dim=2), torch.split(index, rows, dim=1), strict=True)
+    pieces = [allowed_pairs(call._replace(query=query, query_index=places)) for query, places in chunks]
+    # A mask that looks at keys alone has one row for all queries of a piece.
+    sizes = [min(rows, query_len - first) for first in range(0, query_len, rows)]
+    has_key = [piece.any(-1, keepdim=True).expand(-1, -1, size, -1) for piece, size in zip(pieces, sizes, strict=True)]
+    reads = torch.cat(has_key, dim=2)
+    is_read = torch.stack([piece.any(-2) for piece in pieces]).any(0)
+    return Idle(~reads, ~_over_groups(is_read, num_kv_heads).unsqueeze(-1))
+
+
+def idle_of(
+    mask: Mask,
+    batch_size: int,
+    num_heads: int,
+    num_kv_heads: int,
+    query_len: int,
+    key_len: int,
+    device: torch.device,
+) -> Idle:
+    """Say what a mask leaves idle, the queries standing at the end of the keys."""
+    sizes = {"batch_size": batch_size, "num_heads": num_heads}
+    reads = mask.block_layout((1, key_len), query_len, key_len, **sizes).any_allowed
+    is_read = mask.block_layout((query_len, 1), query_len, key_len, **sizes).any_allowed.squeeze(-2)
+    return Idle(~reads.to(device), ~_over_groups(is_read.to(device), num_kv_heads).unsqueeze(-1))
+
+
+def _over_groups(is_read: Tensor, num_kv_heads: int) -> Tensor:
+    """Say of each slot whether any query head of its kv head reads it."""
+    mask_batch, mask_heads, key_len = is_read.shape
+    if mask_heads == 1:
+        return is_read
+    return is_read.reshape(mask_batch, num_kv_heads, mask_heads // num_kv_heads, key_len).any(2)

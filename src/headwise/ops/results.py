@@ -12,9 +12,9 @@ class AttentionOutput(NamedTuple):
     """What attention computed; what was not asked for is None.
 
     `output`: (batch, num_heads, query_len, v_head_dim), in the query's dtype. `weights`: (batch, num_heads, query_len,
-    key_len), before dropout; each row sums to 1, or is 0 where the query may read no key. `logsumexp`: (batch,
-    num_heads, query_len), natural logarithm of the sum of exp(scale * score), -inf where there is no key. The last two
-    are float32, or float64 for float64 inputs.
+    key_len), before dropout; each row sums to 1, less the share of a sink, or is 0 where the query may read no key.
+    `logsumexp`: (batch, num_heads, query_len), natural logarithm of the sum of exp(score) over the keys, -inf where
+    there is none. The last two are float32, or float64 for float64 inputs.
     """
 
     output: Tensor

@@ -378,13 +378,21 @@ OUR_MASKS = {
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
 @pytest.mark.parametrize(("query_len", "key_len"), [(4, 2), (3, 40), (1, 40), (5, 5)])
 @pytest.mark.parametrize("name", OUR_MASKS)
-def test_our_attention_counts_its_masks_pairs_and_the_full_square(name, query_len, key_len, num_kv_heads, dropout_p):
+def test_our_attention_counts_its_masks_pairs_and_all_of_the_keys_that_are_read(name, query_len, key_len, num_kv_heads, dropout_p):
     mask = OUR_MASKS[name]
     query, key = torch.randn(2, 4, query_len, 8), torch.randn(2, num_kv_heads, key_len, 8)
     count = count_flops(attention, query, key, key, mask=mask, dropout_p=dropout_p)
     per_pair = 2 * (8 + 8)
-    assert count.dense == per_pair * 2 * 4 * query_len * key_len
+    assert count.dense == per_pair * 2 * 4 * query_len * (key_len - first_read_key(mask, query_len, key_len))
     assert count.attended == per_pair * mask.count_pairs(query_len, key_len, batch_size=2, num_heads=4)
+
+
+def first_read_key(mask, query_len, key_len):
+    """The first key that any query reads by a mask of distances, of which the keys before are cut off; else 0."""
+    if not mask.looks_at_distance_alone:
+        return 0
+    pairs = [(i, j) for i in range(query_len) for j in range(key_len) if mask.allows(0, 0, key_len - query_len + i, j)]
+    return min((j for _, j in pairs), default=0)
 
 
 def test_a_causal_query_before_the_first_key_attends_to_nothing():

@@ -1,0 +1,204 @@
+"""blocked_attention: every allowed pair is computed once, part by part, and computed again on the way back."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise.errors import UnsupportedError
+from headwise.masks.patterns import Mask
+from headwise.ops.blocked.fused import can_fuse, fused_backward, fused_forward
+from headwise.ops.blocked.indexed import indexed_layout
+from headwise.ops.blocked.part import Part
+from headwise.ops.blocked.plain import Plain
+from headwise.ops.blocked.plan import CACHED_PLANS, Bundles, Sizes, block_of, plan_visits, visits_of
+from headwise.ops.blocked.tile import Tiles
+from headwise.ops.call import Call
+from headwise.ops.dropout import draw_seed
+from headwise.ops.lowering import Idle, fill_idle, find_idle, form_of, idle_of
+from headwise.ops.results import AttentionOutput
+
+FUSED_PAIRS = 2**20
+"""Numbers of a tile that is added to scores, about: 4 MiB."""
+PLAIN_PAIRS = 2**18
+"""Scores of one matrix: 1 MiB, so that the passes over them find them in a core's cache."""
+
+
+def blocked_attention(call: Call) -> AttentionOutput:
+    """Compute attention over the pairs that the mask allows, and little else.
+
+    Nothing of (query_len, key_len) is ever held: beside output and logsumexp a few tiles, forward and backward.
+    Backward computes the weights of each part again from the logsumexp. On a CPU the parts run on torch's fused kernel
+    where that can do what is asked for, else on matrix products.
+
+    Source: Dao et al. 2022, "FlashAttention", section 3.1 and appendix B; Rabe and Staats 2021, "Self-attention Does
+    Not Need O(n^2) Memory".
+    """
+    if 0 not in _sizes_of(call) and form_of(call).has_idle:
+        idle = _find_idle(call)
+        if idle is not None:
+            call = fill_idle(call, idle)
+    seed: Tensor | int | None = None
+    if call.dropout_p > 0:
+        seed = draw_seed(call.query.device) if call.dropout_seed is None else call.dropout_seed
+    work = _Work(call, seed, can_fuse(call))
+    apply: Callable[..., tuple[Tensor, Tensor]] = _Blocked.apply
+    output, logsumexp = apply(work, call.query, call.key, call.value, call.sink, *call.bias_tensors)
+    return AttentionOutput(output, None, logsumexp if call.return_logsumexp else None)
+
+
+def visited_share(call: Call) -> float:
+    """Return which share of all pairs is visited, among them pairs that the mask forbids."""
+    sizes = _sizes_of(call)
+    visits = [visit for bundle in _Work(call, None, can_fuse(call)).bundles for visit in bundle]
+    visited = 0
+    for visit in visits:
+        num_rows = sizes.batch if visit.batch is None else 1
+        num_heads = sizes.num_kv_heads if visit.kv_head is None else 1
+        visited += num_rows * num_heads * visit.num_queries * visit.num_keys
+    return visited / (sizes.batch * sizes.num_kv_heads * sizes.query_len * sizes.key_len)
+
+
+def _find_idle(call: Call) -> Idle | None:
+    """Say what is idle in a call; None: nothing."""
+    if call.mask is None or not call.mask.is_structural or call.has_indices:
+        return _unless_none(find_idle(call))
+    return _find_structural(call.mask, _sizes_of(call), call.query.device)
+
+
+@lru_cache(CACHED_PLANS)
+def _find_structural(mask: Mask, sizes: Sizes, device: torch.device) -> Idle | None:
+    return _unless_none(idle_of(mask, *sizes, device))
+
+
+def _unless_none(idle: Idle) -> Idle | None:
+    return idle if bool(idle.is_empty.any()) or bool(idle.is_unread.any()) else None
+
+
+@dataclass
+class _Work:
+    """A call as its way back needs it, its tensors taken out: they are saved where autograd watches them."""
+
+    call: Call
+    seed: Tensor | int | None
+    is_fused: bool
+
+    @cached_property
+    def bundles(self) -> Bundles:
+        """What is visited."""
+        call, sizes = self.call, _sizes_of(self.call)
+        if 0 in sizes:
+            return ()
+        if self.is_fused:
+            heads = 1 if call.bias is None else sizes.num_heads
+            max_pairs = FUSED_PAIRS // heads
+        else:
+            max_pairs = PLAIN_PAIRS // (sizes.num_heads // sizes.num_kv_heads)
+        if call.has_indices:
+            return visits_of(indexed_layout(call, block_of(sizes)), sizes, max_pairs)
+        return plan_visits(call.mask, sizes, max_pairs)
+
+    def parts(self) -> list[Part]:
+        """Return the parts, one for each bundle of visits."""
+        sizes = _sizes_of(self.call)
+        return [Part(visits, sizes, self.call.query.device) for visits in self.bundles]
+
+
+class _Blocked(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, work: _Work, query: Tensor, key: Tensor, value: Tensor, sink: Tensor | None, *bias: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        call = work.call
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        shape = (*query.shape[:3], value.shape[-1])
+        output = query.new_zeros(shape)
+        logsumexp = query.new_full(shape[:3], -torch.inf, dtype=dtype)
+        tiles, plain = Tiles(call, dtype), Plain(call, work.seed)
+        for part in work.parts():
+            tensors = part.take_queries(query), part.take_keys(key), part.take_keys(value)
+            tile = tiles.of(part)
+            if work.is_fused:
+                of_part, sums = fused_forward(*tensors, tile, call.score_scale)
+            else:
+                of_part, sums = plain.forward(part, *tensors, tile)
+            part.put_queries(output, of_part)
+            part.put_queries(logsumexp, sums)
+        if work.is_fused:
+            is_empty = logsumexp.isneginf()
+            if bool(is_empty.any()):
+                output.masked_fill_(is_empty.unsqueeze(-1), 0.0)
+        totals = logsumexp
+        if sink is not None:
+            totals = torch.logaddexp(logsumexp, sink.view(1, -1, 1))
+            output *= (logsumexp - totals).exp().unsqueeze(-1)
+        ctx.save_for_backward(query, key, value, sink, output, logsumexp, totals, *bias)
+        ctx.work = work
+        ctx.set_materialize_grads(False)
+        if not call.return_logsumexp:
+            ctx.mark_non_differentiable(logsumexp)
+        return output, logsumexp
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise UnsupportedError(
+                'impl="blocked" has no second derivatives; got a backward pass that is to be differentiated again '
+                '(create_graph=True): use impl="reference"'
+            )
+        grad_output, grad_logsumexp = grads
+        query, key, value, sink, output, logsumexp, totals, *bias = ctx.saved_tensors
+        work, call = ctx.work, ctx.work.call
+        grad = torch.zeros_like(output) if grad_output is None else grad_output
+        delta = (grad * output).sum(-1, dtype=totals.dtype)
+        of_sink = None
+        if sink is not None:
+            of_sink = -((sink.view(1, -1, 1) - totals).exp() * delta).sum((0, 2))
+        if grad_logsumexp is not None:
+            share = (totals - logsumexp).exp() if sink is not None else 1.0
+            delta = delta - (grad_logsumexp * share).masked_fill(logsumexp.isneginf(), 0.0)
+        of_query = torch.zeros_like(query, memory_format=torch.contiguous_format)
+        of_key = torch.zeros_like(key, dtype=totals.dtype, memory_format=torch.contiguous_format)
+        of_value = torch.zeros_like(value, dtype=totals.dtype, memory_format=torch.contiguous_format)
+        of_bias = [torch.zeros_like(one) if one.requires_grad else None for one in bias]
+        wants_bias = any(one is not None for one in of_bias)
+        tiles, plain = Tiles(call, totals.dtype), Plain(call, work.seed)
+        for part in work.parts():
+            tensors = part.take_queries(query), part.take_keys(key), part.take_keys(value)
+            of_part, sums, tile = part.take_queries(grad), part.take_queries(totals), tiles.of(part)
+            if work.is_fused:
+                made = fused_backward(of_part, *tensors, part.take_queries(output), sums, tile, call.score_scale)
+            else:
+                made = plain.backward(
+                    part, of_part, *tensors, tile, sums, part.take_queries(delta), wants_scores=wants_bias
+                )
+            part.put_queries(of_query, made.query)
+            part.add_keys(of_key, made.key)
+            part.add_keys(of_value, made.value)
+            if made.scores is not None:
+                _add_bias(of_bias, bias, made.scores, part, tiles)
+        return (None, of_query, of_key.to(key.dtype), of_value.to(value.dtype), of_sink, *of_bias)
+
+
+def _add_bias(sums: list[Tensor | None], bias: list[Tensor], scores: Tensor, part: Part, tiles: Tiles) -> None:
+    """Add one part's gradients of what a bias learns, from those of the scores."""
+    places = part.places()
+    with torch.enable_grad():
+        learned = [one.detach().requires_grad_(one.requires_grad) for one in bias]
+        values = tiles.bias_of(places, learned)
+    by_head = scores.view(*scores.shape[:2], part.queries_per_kv, part.num_queries, part.num_keys)
+    of_values = by_head.sum_to_size(values.shape)
+    wanted = [one for one in learned if one.requires_grad]
+    made = iter(torch.autograd.grad(values, wanted, of_values.to(values.dtype), allow_unused=True))
+    for total in sums:
+        one = None if total is None else next(made)
+        if total is not None and one is not None:
+            total.add_(one)
+
+
+def _sizes_of(call: Call) -> Sizes:
+    batch, num_heads, query_len, _ = call.query.shape
+    return Sizes(batch, num_heads, call.key.shape[1], query_len, call.key.shape[2])

@@ -1,0 +1,103 @@
+"""Which implementation serves a call: the rules of "auto", in one table, and what each faster one lacks."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from headwise.errors import UnsupportedError
+from headwise.kernels import KernelChoice
+from headwise.ops.blocked.attention import visited_share
+from headwise.ops.blocked.fused import can_fuse
+from headwise.ops.call import Call
+from headwise.ops.lowering import form_of
+from headwise.ops.obstacles import OBSTACLES, require_impl
+from headwise.ops.results import Choice
+from headwise.ops.sdpa import plan_kernel
+
+LEAST_PAIRS = 2**18
+"""Queries times keys from which on blocks may pay: below, planning what is visited takes longer than it saves."""
+LEAST_QUERIES = 64  # of a call with fewer, as in decoding, torch's kernel reads the keys once, as blocks would
+MOST_VISITED = 0.7
+"""Share of the pairs up to which visiting the allowed ones alone is faster than torch's kernel with the whole mask."""
+
+
+class Rule(NamedTuple):
+    """One line of the table: if it holds, the implementation serves a call, unless it has an obstacle.
+
+    `why`: why it is taken, as a clause after "sdpa is not taken: ".
+    """
+
+    impl: str
+    holds: Callable[[Call], bool]
+    why: str
+
+
+def _runs_here(call: Call) -> bool:
+    """Blocks pay on a CPU; on a GPU they have not been measured, and are taken only where they are asked for."""
+    query_len, key_len = call.query.shape[2], call.key.shape[2]
+    return call.query.device.type == "cpu" and query_len >= LEAST_QUERIES and query_len * key_len >= LEAST_PAIRS
+
+
+def _is_sparse(call: Call) -> bool:
+    if call.has_indices or not _runs_here(call) or form_of(call).kind != "bool":
+        return False  # with indices of their own, all pairs would have to be looked at to know
+    return visited_share(call) <= MOST_VISITED
+
+
+def _has_no_kernel(call: Call) -> bool:
+    """torch would build the score matrix: for dropout, a bias that learns, or values of another size."""
+    return _runs_here(call) and not plan_kernel(call)[1].is_fused
+
+
+def _has_function(call: Call) -> bool:
+    return _runs_here(call) and ((call.bias is not None and not isinstance(call.bias, Tensor)) or call.sink is not None)
+
+
+RULES = (
+    Rule("blocked", _is_sparse, "its time and memory are those of the whole square, whatever the mask"),
+    Rule("blocked", _has_no_kernel, "torch's math kernel would hold the score matrix"),
+    Rule("blocked", _has_function, "it would need a bias for every pair, or one more key for the sink"),
+    Rule("sdpa", lambda call: True, ""),
+    Rule("blocked", _runs_here, ""),
+    Rule("reference", lambda call: True, ""),
+)
+"""The rules of "auto", the first that holds: blocks where they save time or memory, torch's kernels, plain tensors."""
+
+
+def resolve_impl(call: Call, impl: str) -> str:
+    """Return the implementation that serves a call.
+
+    Raises:
+        UnsupportedError: an unknown name, or an implementation that cannot give what is asked for; the text names those
+            that can.
+    """
+    require_impl(impl)
+    if impl == "auto":
+        return _first_rule(call).impl
+    obstacle = OBSTACLES[impl](call)
+    if obstacle is not None:
+        able = " or ".join(f'impl="{other}"' for other, find in OBSTACLES.items() if find(call) is None)
+        raise UnsupportedError(f'{obstacle}; use {able}, which can, or "auto"')
+    return impl
+
+
+def explain_choice(call: Call, impl: str, *, was_asked_for: bool) -> Choice:
+    """Say which kernel an implementation runs on, and why each faster implementation and kernel is not taken."""
+    if impl == "sdpa":
+        kernel: KernelChoice = plan_kernel(call)[1]
+        return Choice(impl=impl, kernel=kernel.name, reasons=kernel.reasons)
+    kernel_name = "flash" if impl == "blocked" and can_fuse(call) else None
+    reasons = []
+    for faster in ("sdpa", "blocked"):
+        if faster == impl:
+            break
+        reason = OBSTACLES[faster](call)
+        if reason is None:
+            reason = f"{impl} was asked for" if was_asked_for else _first_rule(call).why or "the call is small"
+        reasons.append(f"{faster} is not taken: {reason}")
+    return Choice(impl=impl, kernel=kernel_name, reasons=tuple(reasons))
+
+
+def _first_rule(call: Call) -> Rule:
+    return next(rule for rule in RULES if OBSTACLES[rule.impl](call) is None and rule.holds(call))

@@ -1,0 +1,74 @@
+"""What each implementation cannot do, in words."""
+
+from collections.abc import Callable
+
+import torch
+
+from headwise.errors import UnsupportedError
+from headwise.ops.call import Call
+
+
+def require_impl(impl: str) -> None:
+    """Raise UnsupportedError unless `impl` names an implementation, or "auto"."""
+    if impl != "auto" and impl not in IMPLS:
+        raise UnsupportedError(f"impl must be one of {', '.join(IMPLS)} and auto; got {impl!r}")
+
+
+def find_sdpa_obstacle(call: Call) -> str | None:
+    """Return why torch's fused kernels cannot serve a call, or None."""
+    wishes = (("weights", call.return_weights), ("logsumexp", call.return_logsumexp))
+    asked = [name for name, is_asked in wishes if is_asked]
+    if asked:
+        return f"torch's fused kernels do not return {' and '.join(asked)}"
+    if call.softcap is not None:
+        return "torch's fused kernels do not cap scores (softcap)"
+    if call.dropout_p > 0 and call.dropout_seed is not None:
+        return "torch's fused kernels draw dropout from a generator of their own and take no dropout_seed"
+    return None
+
+
+def find_blocked_obstacle(call: Call) -> str | None:
+    """Return why attention by blocks cannot serve a call, or None."""
+    if torch.compiler.is_compiling():
+        return (
+            "attention by blocks plans what it visits in Python, which cannot stand in a graph that is being compiled"
+        )
+    if call.return_weights:
+        return "attention by blocks holds no weights to return"
+    if call.query.device.type == "meta" or any(_has_no_numbers(tensor) for tensor in call.learned):
+        return "attention by blocks needs tensors with numbers, not fake ones, and none inside torch.func's transforms"
+    return None
+
+
+def _has_no_numbers(tensor: torch.Tensor) -> bool:
+    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    return not is_plain or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def find_flex_obstacle(call: Call) -> str | None:
+    """Return why FlexAttention cannot serve a call, or None."""
+    device = call.query.device.type
+    if device not in ("cpu", "cuda"):
+        return f"FlexAttention runs on cpu and cuda, not on {device}"
+    if torch.compiler.is_compiling():
+        return "FlexAttention is compiled on its own, and cannot stand in a graph that is being compiled"
+    if call.return_weights:
+        return "FlexAttention does not return weights"
+    if call.dropout_p > 0:
+        return f"FlexAttention has no dropout (dropout_p = {call.dropout_p})"
+    if device == "cpu" and call.needs_gradient:
+        return "FlexAttention has no gradients on CPU (run it under torch.no_grad, or detach its inputs)"
+    return None
+
+
+def _find_nothing(call: Call) -> None:
+    """The reference can do all."""
+
+
+OBSTACLES: dict[str, Callable[[Call], str | None]] = {
+    "reference": _find_nothing,
+    "sdpa": find_sdpa_obstacle,
+    "blocked": find_blocked_obstacle,
+    "flex": find_flex_obstacle,
+}
+IMPLS = tuple(OBSTACLES)
