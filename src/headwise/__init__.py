@@ -39,7 +39,10 @@ if TYPE_CHECKING:
     from headwise.cost.workload import Workload as Workload
     from headwise.errors import HeadwiseError as HeadwiseError
     from headwise.masks.bigbird import BigBird as BigBird
+    from headwise.masks.conventions import mask_from_huggingface as mask_from_huggingface
+    from headwise.masks.conventions import mask_from_torch as mask_from_torch
     from headwise.masks.data import KeyPadding as KeyPadding
+    from headwise.masks.layout import BlockLayout as BlockLayout
     from headwise.masks.patterns import Causal as Causal
     from headwise.masks.patterns import Full as Full
     from headwise.masks.patterns import Mask as Mask
@@ -57,14 +60,18 @@ if TYPE_CHECKING:
     from headwise.ops.attention import attention as attention
     from headwise.ops.attention import choose_impl as choose_impl
     from headwise.ops.results import AttentionOutput as AttentionOutput
+    from headwise.positions.bias import ALiBiBias as ALiBiBias
+    from headwise.positions.bias import T5RelativeBias as T5RelativeBias
 
 _MODULE_OF = {
     "ALiBi": "headwise.config.position",
+    "ALiBiBias": "headwise.positions.bias",
     "AttentionConfig": "headwise.config.attention",
     "AttentionOutput": "headwise.ops.results",
     "BigBird": "headwise.masks.bigbird",
     "Block": "headwise.nn.block",
     "BlockConfig": "headwise.config.model",
+    "BlockLayout": "headwise.masks.layout",
     "BlockSparse": "headwise.masks.tables",
     "Causal": "headwise.masks.patterns",
     "Dilated": "headwise.masks.sparse",
@@ -91,6 +98,7 @@ _MODULE_OF = {
     "SlidingWindow": "headwise.masks.patterns",
     "Strided": "headwise.masks.sparse",
     "T5Bias": "headwise.config.position",
+    "T5RelativeBias": "headwise.positions.bias",
     "Workload": "headwise.cost.workload",
     "attention": "headwise.ops.attention",
     "bench": "headwise.api.bench",
@@ -101,6 +109,8 @@ _MODULE_OF = {
     "explain_oom": "headwise.api.explain_oom",
     "fit": "headwise.api.fit",
     "make_report": "headwise.api.report",
+    "mask_from_huggingface": "headwise.masks.conventions",
+    "mask_from_torch": "headwise.masks.conventions",
     "measure_training_step": "headwise.cost.running.measure",
     "oom": "headwise.api.oom",
     "predict_ledger": "headwise.cost.memory",

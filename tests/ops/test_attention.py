@@ -13,7 +13,7 @@ from headwise.errors import ConfigError, HeadwiseError, UnsupportedError
 from headwise.masks.data import KeyPadding
 from headwise.masks.patterns import Causal, SlidingWindow
 from headwise.ops.attention import attention, choose_impl
-from headwise.positions.bias import ALiBi, T5RelativeBias
+from headwise.positions.bias import ALiBiBias, T5RelativeBias
 
 IMPLS = ["reference", "sdpa", "flex"]
 
@@ -162,7 +162,7 @@ class RecordFused(TorchDispatchMode):
         {"bias": torch.zeros(5), "mask": Causal(), "sink": torch.zeros(6)},
         {"sink": torch.zeros(6), "mask": Causal()},
         {"sink": torch.zeros(6), "dropout_p": 0.1},
-        {"bias": ALiBi(6), "mask": KeyPadding(torch.tensor([2, 5]))},
+        {"bias": ALiBiBias(6), "mask": KeyPadding(torch.tensor([2, 5]))},
         {"bias": T5RelativeBias(T5Bias(), 6)},
     ],
 )
@@ -180,7 +180,7 @@ def test_the_kernel_that_is_said_to_run_runs(num_kv_heads, v_head_dim, learns, k
 def test_under_autocast_bias_and_sink_stay_float32():
     seen = []
 
-    class Seeing(ALiBi):
+    class Seeing(ALiBiBias):
         def forward(self, *arguments):
             result = super().forward(*arguments)
             seen.append((torch.is_autocast_enabled("cpu"), result.dtype))

@@ -113,14 +113,14 @@ from headwise.masks.data import KeyPadding
 from headwise.masks.patterns import Causal, SlidingWindow
 from headwise.ops import flex
 from headwise.ops.attention import attention
-from headwise.positions.bias import ALiBi
+from headwise.positions.bias import ALiBiBias
 
 torch.set_num_threads(1)
 # the graphs that are handed to the compiler are counted, and run as they are
 compiled = torch.compile(flex.torch_flex.flex_attention, backend="eager")
 flex._compiled = lambda: compiled
 flex._pays_to_compile = lambda call: True
-alibi = ALiBi(2)
+alibi = ALiBiBias(2)
 for make, keywords in (
     (lambda key_len: SlidingWindow(5), {}),
     (lambda key_len: Causal() & KeyPadding(torch.tensor([key_len, key_len // 2])), {"bias": alibi, "softcap": 3.0}),

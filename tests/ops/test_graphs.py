@@ -44,11 +44,11 @@ for mask in (None, SlidingWindow(2), Causal() & padding):
 """,
     "one graph of bias, cap, sink and seeded dropout": """
 from headwise.config.position import T5Bias
-from headwise.positions.bias import ALiBi, T5RelativeBias
+from headwise.positions.bias import ALiBiBias, T5RelativeBias
 everything = {"bias": torch.randn(4, 5, 7), "softcap": 2.0, "sink": torch.randn(4), "dropout_p": 0.3, "dropout_seed": 5}
 for keywords in (
     everything | {"impl": "reference"},
-    everything | {"bias": ALiBi(4), "mask": Causal() & padding},
+    everything | {"bias": ALiBiBias(4), "mask": Causal() & padding},
     {"bias": T5RelativeBias(T5Bias(), 4), "sink": torch.randn(4), "mask": SlidingWindow(2), "impl": "sdpa"},
 ):
     class Attends(torch.nn.Module):

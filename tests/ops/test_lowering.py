@@ -11,7 +11,7 @@ from headwise.ops import lowering
 from headwise.ops.attention import attention
 from headwise.ops.call import Call
 from headwise.ops.lowering import find_idle, skip_unread_keys
-from headwise.positions.bias import ALiBi
+from headwise.positions.bias import ALiBiBias
 
 
 class Striped(Mask):
@@ -125,7 +125,7 @@ BIASES = {
     "column": lambda: torch.arange(4.0).view(4, 1, 1),
     "number": lambda: torch.tensor(0.5),
     "table": lambda: torch.arange(33.0).view(3, 11) ** 2 / 99,
-    "function": lambda: ALiBi(4),
+    "function": lambda: ALiBiBias(4),
 }
 
 
@@ -159,7 +159,7 @@ def test_bias_and_positions_are_cut_off_with_the_keys(bias, positions):
         (None, {"bias": torch.zeros(5, dtype=torch.float64)}, (1, 1, 1, 5)),
         (None, {"bias": torch.zeros(4, 5, 1, dtype=torch.float64)}, (1, 4, 5, 5)),
         (Causal(), {"bias": torch.zeros(2, 1, 1, 5, dtype=torch.float64)}, (2, 1, 5, 5)),
-        (None, {"bias": ALiBi(4)}, (1, 4, 5, 5)),
+        (None, {"bias": ALiBiBias(4)}, (1, 4, 5, 5)),
     ],
 )
 def test_the_mask_that_torch_gets_is_no_larger_than_it_must_be(mask, keywords, shape):

@@ -8,7 +8,7 @@ from headwise.errors import ConfigError
 from headwise.masks.patterns import Causal
 from headwise.ops.attention import attention
 from headwise.ops.bias import Bias
-from headwise.positions.bias import ALiBi, T5RelativeBias, alibi_slopes, t5_buckets
+from headwise.positions.bias import ALiBiBias, T5RelativeBias, alibi_slopes, t5_buckets
 
 T5_BUCKETS = [
     T5Bias(),
@@ -50,13 +50,13 @@ def test_slopes_of_any_number_of_heads_are_those_of_the_authors_code(num_heads):
 
 
 def test_alibi_falls_with_the_distance_on_either_side():
-    bias = ALiBi(2)
+    bias = ALiBiBias(2)
     found = bias(*places(2, torch.tensor([5, 3]), torch.tensor([0, 4, 9])))
     assert found.tolist() == [[[[-slope * abs(i - j) for j in (0, 4, 9)] for i in (5, 3)] for slope in (2**-4, 2**-8)]]
 
 
 def test_alibi_survives_a_change_of_dtype_and_far_positions():
-    bias = ALiBi(12).to(torch.bfloat16)
+    bias = ALiBiBias(12).to(torch.bfloat16)
     arguments = places(12, torch.tensor([100_003]), torch.tensor([100_000, 2]))
     exact = torch.tensor([[-slope * distance for distance in (3, 100_001)] for slope in slopes_by_recursion(12)])
     torch.testing.assert_close(bias(*arguments)[0, :, 0], exact, rtol=2**-20, atol=0)
@@ -113,7 +113,7 @@ def test_the_table_of_t5_learns_through_attention():
     assert bias.tensors == (bias.table,)
 
 
-@pytest.mark.parametrize("make", [lambda: ALiBi(6), lambda: T5RelativeBias(T5Bias(), 6)])
+@pytest.mark.parametrize("make", [lambda: ALiBiBias(6), lambda: T5RelativeBias(T5Bias(), 6)])
 @pytest.mark.parametrize("impl", ["reference", "sdpa"])
 def test_both_are_biases_that_attention_takes_and_positions_may_restart(make, impl):
     torch.manual_seed(0)
@@ -134,7 +134,7 @@ def test_both_are_biases_that_attention_takes_and_positions_may_restart(make, im
 
 def test_sizes_that_make_no_sense_are_refused():
     with pytest.raises(ConfigError, match=r"num_heads.*0"):
-        ALiBi(0)
+        ALiBiBias(0)
     with pytest.raises(ConfigError, match=r"num_buckets must be at least 4.*got 3 and 128"):
         T5RelativeBias(T5Bias(num_buckets=3), 2)
     with pytest.raises(ConfigError, match=r"max_distance above.*, 8; got 32 and 8"):
@@ -142,5 +142,5 @@ def test_sizes_that_make_no_sense_are_refused():
 
 
 def test_the_print_shows_the_settings():
-    assert repr(ALiBi(3)) == "ALiBi(num_heads=3)"
+    assert repr(ALiBiBias(3)) == "ALiBiBias(num_heads=3)"
     assert "num_heads=2, config=T5Bias(num_buckets=32" in repr(T5RelativeBias(T5Bias(), 2))

@@ -1,4 +1,7 @@
-"""How long calls take, in turns: what else the machine does then falls on all of them alike."""
+"""How long calls take, in turns: what else the machine does then falls on all of them alike.
+
+Each round begins with another call, so that none always finds in the cache what the one before has put there.
+"""
 
 import math
 import statistics
@@ -58,7 +61,9 @@ def time_in_turns(
         for round_ in range(repeats):
             if round_ and time.perf_counter() - started > max_seconds:
                 break
-            for name, call in calls.items():
+            first = round_ % len(calls)
+            for name in [*list(calls)[first:], *list(calls)[:first]]:
+                call = calls[name]
                 if counts[name] > 1:
                     call()  # brings into the cache what the turn before has put out of it
                 turns[name].append(seconds_of(call, counts[name]))

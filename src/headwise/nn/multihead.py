@@ -44,7 +44,7 @@ class MultiHeadAttention(nn.Module):
         mask: structural mask that belongs to the layer; a call's own mask is combined with it by `&`.
         scale: factor on the scores. Default: `1 / sqrt(head_dim)`.
         dropout_p: probability with which a weight is dropped in training.
-        impl: which implementation of `attention` computes it: "auto", "reference" or "sdpa".
+        impl: which implementation of `attention` computes it: "auto", "reference", "sdpa", "blocked" or "flex".
 
     Attributes:
         config: the same settings as an `AttentionConfig`, every default filled in.

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from headwise.errors import UnsupportedError
@@ -35,23 +36,25 @@ class Rule(NamedTuple):
 
 def _runs_here(call: Call) -> bool:
     """Blocks pay on a CPU; on a GPU they have not been measured, and are taken only where they are asked for."""
+    if torch.compiler.is_compiling():  # and then a length may be unknown
+        return False
     query_len, key_len = call.query.shape[2], call.key.shape[2]
     return call.query.device.type == "cpu" and query_len >= LEAST_QUERIES and query_len * key_len >= LEAST_PAIRS
 
 
 def _is_sparse(call: Call) -> bool:
-    if call.has_indices or not _runs_here(call) or form_of(call).kind != "bool":
+    if call.has_indices or form_of(call).kind != "bool":
         return False  # with indices of their own, all pairs would have to be looked at to know
     return visited_share(call) <= MOST_VISITED
 
 
 def _has_no_kernel(call: Call) -> bool:
     """torch would build the score matrix: for dropout, a bias that learns, or values of another size."""
-    return _runs_here(call) and not plan_kernel(call)[1].is_fused
+    return not plan_kernel(call)[1].is_fused
 
 
 def _has_function(call: Call) -> bool:
-    return _runs_here(call) and ((call.bias is not None and not isinstance(call.bias, Tensor)) or call.sink is not None)
+    return (call.bias is not None and not isinstance(call.bias, Tensor)) or call.sink is not None
 
 
 RULES = (
@@ -59,10 +62,14 @@ RULES = (
     Rule("blocked", _has_no_kernel, "torch's math kernel would hold the score matrix"),
     Rule("blocked", _has_function, "it would need a bias for every pair, or one more key for the sink"),
     Rule("sdpa", lambda call: True, ""),
-    Rule("blocked", _runs_here, ""),
+    Rule("blocked", lambda call: True, ""),
     Rule("reference", lambda call: True, ""),
 )
-"""The rules of "auto", the first that holds: blocks where they save time or memory, torch's kernels, plain tensors."""
+"""The rules of "auto", the first that holds: blocks where they save time or memory, torch's kernels, plain tensors.
+
+Those for blocks count on a CPU alone, from `LEAST_QUERIES` and `LEAST_PAIRS` on."""
+
+_RULES_WITHOUT_BLOCKS = tuple(rule for rule in RULES if rule.impl != "blocked")
 
 
 def resolve_impl(call: Call, impl: str) -> str:
@@ -100,4 +107,5 @@ def explain_choice(call: Call, impl: str, *, was_asked_for: bool) -> Choice:
 
 
 def _first_rule(call: Call) -> Rule:
-    return next(rule for rule in RULES if OBSTACLES[rule.impl](call) is None and rule.holds(call))
+    rules = RULES if _runs_here(call) else _RULES_WITHOUT_BLOCKS
+    return next(rule for rule in rules if OBSTACLES[rule.impl](call) is None and rule.holds(call))

@@ -15,7 +15,7 @@ from headwise.config.position import T5Bias
 from headwise.errors import ConfigError
 
 
-class ALiBi(nn.Module):
+class ALiBiBias(nn.Module):
     """Let the score of a key fall with its distance: `bias = -slope_h * |query_position - key_position|`.
 
     The paper's model is causal, and knows keys before the query alone; for keys after it the distance is taken without

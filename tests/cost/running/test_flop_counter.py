@@ -378,7 +378,9 @@ OUR_MASKS = {
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
 @pytest.mark.parametrize(("query_len", "key_len"), [(4, 2), (3, 40), (1, 40), (5, 5)])
 @pytest.mark.parametrize("name", OUR_MASKS)
-def test_our_attention_counts_its_masks_pairs_and_all_of_the_keys_that_are_read(name, query_len, key_len, num_kv_heads, dropout_p):
+def test_our_attention_counts_its_masks_pairs_and_all_keys_that_are_read(
+    name, query_len, key_len, num_kv_heads, dropout_p
+):
     mask = OUR_MASKS[name]
     query, key = torch.randn(2, 4, query_len, 8), torch.randn(2, num_kv_heads, key_len, 8)
     count = count_flops(attention, query, key, key, mask=mask, dropout_p=dropout_p)

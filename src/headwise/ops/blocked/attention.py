@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from headwise.errors import UnsupportedError
 from headwise.masks.patterns import Mask
 from headwise.ops.blocked.fused import can_fuse, fused_backward, fused_forward
+from headwise.ops.blocked.idle import idle_of_parts
 from headwise.ops.blocked.indexed import indexed_layout
 from headwise.ops.blocked.part import Part
 from headwise.ops.blocked.plain import Plain
@@ -18,7 +19,7 @@ from headwise.ops.blocked.plan import CACHED_PLANS, Bundles, Sizes, block_of, pl
 from headwise.ops.blocked.tile import Tiles
 from headwise.ops.call import Call
 from headwise.ops.dropout import draw_seed
-from headwise.ops.lowering import Idle, fill_idle, find_idle, form_of, idle_of
+from headwise.ops.lowering import Idle, fill_idle, form_of
 from headwise.ops.results import AttentionOutput
 
 FUSED_PAIRS = 2**20
@@ -37,14 +38,13 @@ def blocked_attention(call: Call) -> AttentionOutput:
     Source: Dao et al. 2022, "FlashAttention", section 3.1 and appendix B; Rabe and Staats 2021, "Self-attention Does
     Not Need O(n^2) Memory".
     """
-    if 0 not in _sizes_of(call) and form_of(call).has_idle:
-        idle = _find_idle(call)
-        if idle is not None:
-            call = fill_idle(call, idle)
     seed: Tensor | int | None = None
     if call.dropout_p > 0:
         seed = draw_seed(call.query.device) if call.dropout_seed is None else call.dropout_seed
     work = _Work(call, seed, can_fuse(call))
+    idle = _find_idle(work) if form_of(call).has_idle else None
+    if idle is not None:
+        call = work.call = fill_idle(call, idle)
     apply: Callable[..., tuple[Tensor, Tensor]] = _Blocked.apply
     output, logsumexp = apply(work, call.query, call.key, call.value, call.sink, *call.bias_tensors)
     return AttentionOutput(output, None, logsumexp if call.return_logsumexp else None)
@@ -62,20 +62,20 @@ def visited_share(call: Call) -> float:
     return visited / (sizes.batch * sizes.num_kv_heads * sizes.query_len * sizes.key_len)
 
 
-def _find_idle(call: Call) -> Idle | None:
-    """Say what is idle in a call; None: nothing."""
+def _find_idle(work: "_Work") -> Idle | None:
+    """Say what is idle in a call; None: nothing. Of a structural mask it is remembered."""
+    call = work.call
     if call.mask is None or not call.mask.is_structural or call.has_indices:
-        return _unless_none(find_idle(call))
-    return _find_structural(call.mask, _sizes_of(call), call.query.device)
+        return idle_of_parts(call, work.parts())
+    key = (call.mask, _sizes_of(call), call.query.device)
+    if key not in _IDLE:
+        if len(_IDLE) >= CACHED_PLANS:
+            _IDLE.clear()
+        _IDLE[key] = idle_of_parts(call, work.parts())
+    return _IDLE[key]
 
 
-@lru_cache(CACHED_PLANS)
-def _find_structural(mask: Mask, sizes: Sizes, device: torch.device) -> Idle | None:
-    return _unless_none(idle_of(mask, *sizes, device))
-
-
-def _unless_none(idle: Idle) -> Idle | None:
-    return idle if bool(idle.is_empty.any()) or bool(idle.is_unread.any()) else None
+_IDLE: dict[tuple[Mask, Sizes, torch.device], Idle | None] = {}
 
 
 @dataclass
@@ -153,13 +153,11 @@ class _Blocked(torch.autograd.Function):
         query, key, value, sink, output, logsumexp, totals, *bias = ctx.saved_tensors
         work, call = ctx.work, ctx.work.call
         grad = torch.zeros_like(output) if grad_output is None else grad_output
-        delta = (grad * output).sum(-1, dtype=totals.dtype)
-        of_sink = None
-        if sink is not None:
-            of_sink = -((sink.view(1, -1, 1) - totals).exp() * delta).sum((0, 2))
+        from_sums = None  # what each row's delta loses to the gradient of its logsumexp
         if grad_logsumexp is not None:
-            share = (totals - logsumexp).exp() if sink is not None else 1.0
-            delta = delta - (grad_logsumexp * share).masked_fill(logsumexp.isneginf(), 0.0)
+            share = 1.0 if sink is None else (totals - logsumexp).exp()
+            from_sums = (grad_logsumexp * share).masked_fill(logsumexp.isneginf(), 0.0)
+        taken = None if sink is None else torch.zeros_like(totals)  # each row's output times its gradient
         of_query = torch.zeros_like(query, memory_format=torch.contiguous_format)
         of_key = torch.zeros_like(key, dtype=totals.dtype, memory_format=torch.contiguous_format)
         of_value = torch.zeros_like(value, dtype=totals.dtype, memory_format=torch.contiguous_format)
@@ -168,18 +166,22 @@ class _Blocked(torch.autograd.Function):
         tiles, plain = Tiles(call, totals.dtype), Plain(call, work.seed)
         for part in work.parts():
             tensors = part.take_queries(query), part.take_keys(key), part.take_keys(value)
-            of_part, sums, tile = part.take_queries(grad), part.take_queries(totals), tiles.of(part)
+            of_part, out_of_part, sums = (part.take_queries(one) for one in (grad, output, totals))
+            tile = tiles.of(part)
+            delta = (of_part * out_of_part).sum(-1, dtype=totals.dtype)
+            if taken is not None:
+                part.put_queries(taken, delta)
             if work.is_fused:
-                made = fused_backward(of_part, *tensors, part.take_queries(output), sums, tile, call.score_scale)
+                made = fused_backward(of_part, *tensors, out_of_part, sums, tile, call.score_scale)
             else:
-                made = plain.backward(
-                    part, of_part, *tensors, tile, sums, part.take_queries(delta), wants_scores=wants_bias
-                )
+                delta = delta if from_sums is None else delta - part.take_queries(from_sums)
+                made = plain.backward(part, of_part, *tensors, tile, sums, delta, wants_scores=wants_bias)
             part.put_queries(of_query, made.query)
             part.add_keys(of_key, made.key)
             part.add_keys(of_value, made.value)
             if made.scores is not None:
                 _add_bias(of_bias, bias, made.scores, part, tiles)
+        of_sink = None if taken is None else -((sink.view(1, -1, 1) - totals).exp() * taken).sum((0, 2))
         return (None, of_query, of_key.to(key.dtype), of_value.to(value.dtype), of_sink, *of_bias)
 
 

@@ -57,7 +57,7 @@ class Tiles:
 
     def _make(self, part: Part, places: Places) -> Tensor | None:
         call = self._call
-        is_allowed = None if part.is_whole else _allowed(call, places)
+        is_allowed = None if part.is_whole else allowed_of(call, places)
         if call.bias is None:
             if is_allowed is None:
                 return None
@@ -95,13 +95,8 @@ def index_of(bias: Tensor, places: Places) -> tuple[Tensor, ...]:
     return tuple(place if size > 1 else zero for size, place in zip(sizes, places, strict=True))
 
 
-def fold(tile: Tensor, part: Part) -> Tensor:
-    """(batch, kv heads, queries per kv, T', S') -> (batch, kv heads, rows, S'); the first two may be 1."""
-    rows = (tile.shape[0], tile.shape[1], part.queries_per_kv, part.num_queries, part.num_keys)
-    return tile.expand(rows).flatten(2, 3)
-
-
-def _allowed(call: Call, places: Places) -> Tensor:
+def allowed_of(call: Call, places: Places) -> Tensor:
+    """Return which pairs of a part are allowed, in the smallest shape of five dimensions."""
     query, key = indices_of(call, places)
     mask = Full() if call.mask is None else call.mask
     allowed = mask.allows(places.batch, places.head, query, key)
@@ -110,6 +105,12 @@ def _allowed(call: Call, places: Places) -> Tensor:
     if not isinstance(allowed, Tensor):
         allowed = torch.tensor(allowed, device=call.query.device)
     return allowed.reshape((1,) * (5 - allowed.ndim) + allowed.shape)
+
+
+def fold(tile: Tensor, part: Part) -> Tensor:
+    """(batch, kv heads, queries per kv, T', S') -> (batch, kv heads, rows, S'); the first two may be 1."""
+    rows = (tile.shape[0], tile.shape[1], part.queries_per_kv, part.num_queries, part.num_keys)
+    return tile.expand(rows).flatten(2, 3)
 
 
 def _with_four_dimensions(bias: Tensor) -> Tensor:
