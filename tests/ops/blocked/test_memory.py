@@ -9,6 +9,7 @@ from headwise.masks.patterns import Causal, SlidingWindow
 from headwise.masks.sparse import GlobalTokens, LocalWindow
 from headwise.ops.attention import attention
 from headwise.ops.blocked.attention import FUSED_PAIRS, PLAIN_PAIRS
+from headwise.ops.blocked.strip import MAX_STRIP_NUMBERS
 from headwise.positions.bias import ALiBiBias
 
 NUM_HEADS, HEAD_DIM = 2, 8
@@ -44,8 +45,8 @@ def test_memory_is_a_multiple_of_the_data_and_a_few_tiles(case):
     assert long <= 6 * data + 4 * TILE_BYTES
 
 
-def test_a_window_takes_no_more_than_its_gradients_and_a_small_part():
-    """Output and three gradients, the sums of the rows, and what a part of 64 queries and its keys holds."""
+def test_a_window_takes_no_more_than_its_gradients_and_a_strip():
+    """Output and three gradients, the sums of the rows, and the keys, values and their gradients of one strip."""
     beyond, data = peak_beyond_inputs(8192, mask=SlidingWindow(64))
     sums = 2 * data // HEAD_DIM
-    assert beyond <= 4 * data + sums + 2**18
+    assert beyond <= 4 * data + sums + 4 * 4 * MAX_STRIP_NUMBERS * NUM_HEADS

@@ -16,6 +16,7 @@ from headwise.ops.blocked.indexed import indexed_layout
 from headwise.ops.blocked.part import Part
 from headwise.ops.blocked.plain import Plain
 from headwise.ops.blocked.plan import CACHED_PLANS, Bundles, Sizes, block_of, plan_visits, visits_of
+from headwise.ops.blocked.strip import Strip, can_show, cut_strips
 from headwise.ops.blocked.tile import Tiles
 from headwise.ops.call import Call
 from headwise.ops.dropout import draw_seed
@@ -102,9 +103,25 @@ class _Work:
         return plan_visits(call.mask, sizes, max_pairs)
 
     def parts(self) -> list[Part]:
-        """Return the parts, one for each bundle of visits."""
-        sizes = _sizes_of(self.call)
-        return [Part(visits, sizes, self.call.query.device) for visits in self.bundles]
+        """Return the parts, one for each strip or bundle of visits."""
+        sizes, device = _sizes_of(self.call), self.call.query.device
+        strips = self._strips if self.is_fused else None
+        if strips is not None:
+            return [
+                Strip(visits, sizes, device) if len(visits) > 1 else Part(visits, sizes, device) for visits in strips
+            ]
+        return [Part(visits, sizes, device) for visits in self.bundles]
+
+    @cached_property
+    def _strips(self) -> Bundles | None:
+        """The visits in strips, one row of blocks each, where these are few; None: better put rows together."""
+        call, sizes = self.call, _sizes_of(self.call)
+        is_alike = call.mask is not None and call.mask.looks_at_distance_alone and call.bias is None
+        if not is_alike or call.has_indices or 0 in sizes or not (can_show(call.key) and can_show(call.value)):
+            return None
+        bundles = plan_visits(call.mask, sizes, FUSED_PAIRS, merges=False)
+        strips = tuple(cut_strips(bundles, call.key.shape[3]))
+        return strips if len(strips) <= len(self.bundles) // 2 else None
 
 
 class _Blocked(torch.autograd.Function):

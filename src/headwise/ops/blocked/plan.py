@@ -65,24 +65,25 @@ class Sizes(NamedTuple):
 Bundles = tuple[tuple[Visit, ...], ...]
 
 
-def plan_visits(mask: Mask | None, sizes: Sizes, max_pairs: int) -> Bundles:
+def plan_visits(mask: Mask | None, sizes: Sizes, max_pairs: int, *, merges: bool = True) -> Bundles:
     """Return the bundles of visits that hold every allowed pair once; queries without a key are in none.
 
     Args:
         mask: the mask, queries standing at the end of the keys. None: all pairs.
         sizes: of the call.
         max_pairs: queries times keys of one visit at most, where it has more than one row of blocks.
+        merges: whether rows of blocks that read nearly the same are visited together.
     """
     if mask is None or mask.is_structural:
-        return _plan_structural(Full() if mask is None else mask, sizes, max_pairs)
-    return _plan(mask, sizes, max_pairs)
+        return _plan_structural(Full() if mask is None else mask, sizes, max_pairs, merges)
+    return _plan(mask, sizes, max_pairs, merges)
 
 
-def _plan(mask: Mask, sizes: Sizes, max_pairs: int) -> Bundles:
+def _plan(mask: Mask, sizes: Sizes, max_pairs: int, merges: bool) -> Bundles:
     layout = mask.block_layout(
         block_of(sizes), sizes.query_len, sizes.key_len, batch_size=sizes.batch, num_heads=sizes.num_heads
     )
-    return visits_of(layout, sizes, max_pairs)
+    return visits_of(layout, sizes, max_pairs, merges=merges)
 
 
 _plan_structural = lru_cache(CACHED_PLANS)(_plan)
@@ -93,7 +94,7 @@ def block_of(sizes: Sizes) -> int:
     return BLOCK if max(sizes.query_len, sizes.key_len) <= MANY_TOKENS else 2 * BLOCK
 
 
-def visits_of(layout: BlockLayout, sizes: Sizes, max_pairs: int) -> Bundles:
+def visits_of(layout: BlockLayout, sizes: Sizes, max_pairs: int, *, merges: bool = True) -> Bundles:
     """Return the bundles of visits of a layout whose blocks have `block_of` tokens."""
     any_allowed = _join_groups(layout.any_allowed.cpu(), sizes, any_of=True)
     all_allowed = _join_groups(layout.all_allowed.cpu(), sizes, any_of=False)
@@ -103,7 +104,8 @@ def visits_of(layout: BlockLayout, sizes: Sizes, max_pairs: int) -> Bundles:
         for kv_head in range(num_heads):
             rows = list(_rows_of(any_allowed[batch, kv_head], all_allowed[batch, kv_head], block_of(sizes), sizes))
             place = (batch if num_rows > 1 else None, kv_head if num_heads > 1 else None)
-            visits += [Visit(*place, queries, keys, is_whole) for queries, keys, is_whole in _merge(rows, max_pairs)]
+            merged = _merge(rows, max_pairs) if merges else rows
+            visits += [Visit(*place, queries, keys, is_whole) for queries, keys, is_whole in merged]
     return tuple(_bundles(visits))
 
 
