@@ -60,7 +60,7 @@ def pytest_generate_tests(metafunc):
             metafunc.parametrize(name, [impl for impl in IMPLS if not wishes & CANNOT.get(impl, set())])
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def small_blocks():
     """Cut what is visited into blocks of three tokens, and put none together in vain: these streams are short."""
     with pytest.MonkeyPatch.context() as patch:
