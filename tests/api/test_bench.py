@@ -144,7 +144,7 @@ def test_every_kind_makes_a_mask_for_any_length(name):
 def test_calls_take_turns_and_the_median_of_their_turns_counts(clock):
     calls = {"a": clock.call("a", 9.0, 1.0, 5.0, 2.0), "b": clock.call("b", 9.0, 3.0, 3.0, 4.0)}
     timings = time_in_turns(calls, repeats=3, warm_ups=1)
-    assert clock.log == ["a", "b", *["a", "b"] * 3]
+    assert clock.log == ["a", "b", "a", "b", "b", "a", "a", "b"]  # each round begins with another one
     assert timings == {"a": (2.0, 1.0, 3), "b": (3.0, 3.0, 3)}
 
 

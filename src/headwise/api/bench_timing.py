@@ -61,8 +61,9 @@ def time_in_turns(
         for round_ in range(repeats):
             if round_ and time.perf_counter() - started > max_seconds:
                 break
-            first = round_ % len(calls)
-            for name in [*list(calls)[first:], *list(calls)[:first]]:
+            names = list(calls)
+            first = round_ % max(1, len(names))
+            for name in (*names[first:], *names[:first]):
                 call = calls[name]
                 if counts[name] > 1:
                     call()  # brings into the cache what the turn before has put out of it

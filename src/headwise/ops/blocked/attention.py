@@ -69,19 +69,20 @@ def _find_idle(work: "_Work") -> Idle | None:
     if call.mask is None or not call.mask.is_structural or call.has_indices:
         return idle_of_parts(call, work.parts())
     key = (call.mask, _sizes_of(call), call.query.device)
-    if key not in _IDLE:
+    known = _IDLE.get(key)
+    if known is None:
         if len(_IDLE) >= CACHED_PLANS:
             _IDLE.clear()
-        _IDLE[key] = idle_of_parts(call, work.parts())
-    return _IDLE[key]
+        known = _IDLE[key] = (idle_of_parts(call, work.parts()),)
+    return known[0]
 
 
-_IDLE: dict[tuple[Mask, Sizes, torch.device], Idle | None] = {}
+_IDLE: dict[tuple[Mask, Sizes, torch.device], tuple[Idle | None]] = {}
 
 
 @dataclass
 class _Work:
-    """A call as its way back needs it, its tensors taken out: they are saved where autograd watches them."""
+    """A call, and what is visited for it: the same on the way back, whose tensors autograd keeps."""
 
     call: Call
     seed: Tensor | int | None
@@ -153,6 +154,7 @@ class _Blocked(torch.autograd.Function):
             totals = torch.logaddexp(logsumexp, sink.view(1, -1, 1))
             output *= (logsumexp - totals).exp().unsqueeze(-1)
         ctx.save_for_backward(query, key, value, sink, output, logsumexp, totals, *bias)
+        work.call = call._replace(query=_shape_alone(query), key=_shape_alone(key), value=_shape_alone(value))
         ctx.work = work
         ctx.set_materialize_grads(False)
         if not call.return_logsumexp:
@@ -216,6 +218,11 @@ def _add_bias(sums: list[Tensor | None], bias: list[Tensor], scores: Tensor, par
         one = None if total is None else next(made)
         if total is not None and one is not None:
             total.add_(one)
+
+
+def _shape_alone(tensor: Tensor) -> Tensor:
+    """Return a tensor of the same shape, dtype and device in the memory of one number."""
+    return tensor.new_empty(()).expand(tensor.shape)
 
 
 def _sizes_of(call: Call) -> Sizes:
