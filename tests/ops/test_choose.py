@@ -85,7 +85,20 @@ def test_the_choice_names_the_kernel_of_the_blocks_and_why_none_that_is_faster_w
     asked = choose_impl(*inputs(LONG), impl="blocked")
     assert asked.reasons == ("sdpa is not taken: blocked was asked for",)
     small = choose_impl(*inputs(SHORT), softcap=5.0)
-    assert small.impl == "reference" and small.reasons[1] == "blocked is not taken: the call is small"
+    assert small.impl == "reference" and small.reasons[1].startswith("blocked is not taken: it is for 64 queries")
+
+
+def test_a_batch_of_no_rows_is_nothing_to_plan():
+    empty = tuple(torch.zeros(0, 2, LONG, 3) for _ in range(3))
+    assert choose_impl(*empty, mask=SlidingWindow(64)).impl == "sdpa"
+
+
+def test_forward_mode_derivatives_are_not_taken_by_blocks():
+    query, key, value = inputs(LONG)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(query, query)
+        assert choose_impl(dual, key, value, softcap=5.0).impl == "reference"
+        attention(dual, key, value, softcap=5.0)
 
 
 def test_the_last_rule_always_holds_and_has_no_obstacle():

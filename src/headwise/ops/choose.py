@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from headwise.errors import UnsupportedError
@@ -12,7 +11,7 @@ from headwise.ops.blocked.attention import visited_share
 from headwise.ops.blocked.fused import can_fuse
 from headwise.ops.call import Call
 from headwise.ops.lowering import form_of
-from headwise.ops.obstacles import OBSTACLES, require_impl
+from headwise.ops.obstacles import OBSTACLES, is_traced, require_impl
 from headwise.ops.results import Choice
 from headwise.ops.sdpa import plan_kernel
 
@@ -36,8 +35,8 @@ class Rule(NamedTuple):
 
 def _runs_here(call: Call) -> bool:
     """Blocks pay on a CPU; on a GPU they have not been measured, and are taken only where they are asked for."""
-    if torch.compiler.is_compiling():  # and then a length may be unknown
-        return False
+    if is_traced() or call.query.shape[0] == 0:
+        return False  # a length that is traced may be unknown
     query_len, key_len = call.query.shape[2], call.key.shape[2]
     return call.query.device.type == "cpu" and query_len >= LEAST_QUERIES and query_len * key_len >= LEAST_PAIRS
 
@@ -101,9 +100,15 @@ def explain_choice(call: Call, impl: str, *, was_asked_for: bool) -> Choice:
             break
         reason = OBSTACLES[faster](call)
         if reason is None:
-            reason = f"{impl} was asked for" if was_asked_for else _first_rule(call).why or "the call is small"
+            reason = f"{impl} was asked for" if was_asked_for else _first_rule(call).why or _why_not_blocked(call)
         reasons.append(f"{faster} is not taken: {reason}")
     return Choice(impl=impl, kernel=kernel_name, reasons=tuple(reasons))
+
+
+def _why_not_blocked(call: Call) -> str:
+    if call.query.device.type != "cpu":
+        return "it has not been measured on this device"
+    return f"it is for {LEAST_QUERIES} queries and {LEAST_PAIRS:,} pairs or more"
 
 
 def _first_rule(call: Call) -> Rule:

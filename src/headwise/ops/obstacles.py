@@ -27,6 +27,11 @@ def find_sdpa_obstacle(call: Call) -> str | None:
     return None
 
 
+def is_traced() -> bool:
+    """Tell whether a graph is being made of what runs, by `torch.compile`, `torch.export` or `torch.jit.trace`."""
+    return torch.compiler.is_compiling() or torch._C._is_tracing()
+
+
 def find_blocked_obstacle(call: Call) -> str | None:
     """Return why attention by blocks cannot serve a call, or None."""
     if torch.compiler.is_compiling():
@@ -35,7 +40,11 @@ def find_blocked_obstacle(call: Call) -> str | None:
         )
     if call.return_weights:
         return "attention by blocks holds no weights to return"
-    if call.query.device.type == "meta" or any(_has_no_numbers(tensor) for tensor in call.learned):
+    if torch.autograd.forward_ad._current_level >= 0:
+        return "attention by blocks has no forward-mode derivatives"
+    places = (call.query_index, call.key_index, call.query_positions, call.key_positions)
+    tensors = (*call.learned, *(one for one in places if one is not None))
+    if call.query.device.type == "meta" or any(_has_no_numbers(tensor) for tensor in tensors):
         return "attention by blocks needs tensors with numbers, not fake ones, and none inside torch.func's transforms"
     return None
 

@@ -28,6 +28,8 @@ def sdpa_attention(call: Call) -> AttentionOutput:
     devices whose kernels may give it NaN. A bias is a float mask, and a sink one more key.
     """
     call = skip_unread_keys(call)
+    if call.score_scale < 0:  # torch's CPU kernel scales what `is_causal` hides too, and -inf turns into inf
+        call = call._replace(query=-call.query, scale=-call.score_scale)
     form = form_of(call)
     is_packed = call.query.shape[1] != call.key.shape[1] and plan_kernel(call)[0]
     is_causal = form.kind == "causal" and call.bias is None and not is_packed
@@ -134,7 +136,7 @@ def _call_torch(
         dropout_p=dropout_p,
         is_causal=is_causal,
         scale=scale,
-        enable_gqa=is_grouped and not is_packed,
+        enable_gqa=bool(is_grouped and not is_packed),  # a tensor, where torch.jit traces
     )
     return output.reshape(shape)
 

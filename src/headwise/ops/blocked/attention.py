@@ -1,6 +1,6 @@
 """blocked_attention: every allowed pair is computed once, part by part, and computed again on the way back."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.errors import UnsupportedError
+from headwise.errors import HeadwiseError, UnsupportedError
 from headwise.masks.patterns import Mask
 from headwise.ops.blocked.fused import can_fuse, fused_backward, fused_forward
 from headwise.ops.blocked.idle import idle_of_parts
@@ -73,7 +73,8 @@ def _find_idle(work: "_Work") -> Idle | None:
     if known is None:
         if len(_IDLE) >= CACHED_PLANS:
             _IDLE.clear()
-        known = _IDLE[key] = (idle_of_parts(call, work.parts()),)
+        with torch.inference_mode(False):  # what is remembered serves a training, too
+            known = _IDLE[key] = (idle_of_parts(call, work.parts()),)
     return known[0]
 
 
@@ -87,6 +88,8 @@ class _Work:
     call: Call
     seed: Tensor | int | None
     is_fused: bool
+    versions: tuple[tuple[Tensor, int], ...] = ()
+    """What the call reads that autograd does not watch, with how often it had been changed in place."""
 
     @cached_property
     def bundles(self) -> Bundles:
@@ -136,24 +139,22 @@ class _Blocked(torch.autograd.Function):
         output = query.new_zeros(shape)
         logsumexp = query.new_full(shape[:3], -torch.inf, dtype=dtype)
         tiles, plain = Tiles(call, dtype), Plain(call, work.seed)
+        may_be_empty = call.bias is not None or form_of(call).has_idle
         for part in work.parts():
             tensors = part.take_queries(query), part.take_keys(key), part.take_keys(value)
             tile = tiles.of(part)
             if work.is_fused:
-                of_part, sums = fused_forward(*tensors, tile, call.score_scale)
+                of_part, sums = fused_forward(*tensors, tile, call.score_scale, may_be_empty=may_be_empty)
             else:
                 of_part, sums = plain.forward(part, *tensors, tile)
             part.put_queries(output, of_part)
             part.put_queries(logsumexp, sums)
-        if work.is_fused:
-            is_empty = logsumexp.isneginf()
-            if bool(is_empty.any()):
-                output.masked_fill_(is_empty.unsqueeze(-1), 0.0)
         totals = logsumexp
         if sink is not None:
             totals = torch.logaddexp(logsumexp, sink.view(1, -1, 1))
             output *= (logsumexp - totals).exp().unsqueeze(-1)
         ctx.save_for_backward(query, key, value, sink, output, logsumexp, totals, *bias)
+        work.versions = _versions_of(call)
         work.call = call._replace(query=_shape_alone(query), key=_shape_alone(key), value=_shape_alone(value))
         ctx.work = work
         ctx.set_materialize_grads(False)
@@ -168,14 +169,21 @@ class _Blocked(torch.autograd.Function):
                 'impl="blocked" has no second derivatives; got a backward pass that is to be differentiated again '
                 '(create_graph=True): use impl="reference"'
             )
+        if any(tensor._version != version for tensor, version in ctx.work.versions):
+            raise HeadwiseError(
+                "what a mask, an index or a position holds must stay as it is until the backward pass, which reads it "
+                "again; got a tensor that was changed in place: change a copy"
+            )
         grad_output, grad_logsumexp = grads
         query, key, value, sink, output, logsumexp, totals, *bias = ctx.saved_tensors
         work, call = ctx.work, ctx.work.call
         grad = torch.zeros_like(output) if grad_output is None else grad_output
-        from_sums = None  # what each row's delta loses to the gradient of its logsumexp
+        # With a sink all weights of a row are smaller by a share. It multiplies the gradients, and not the weights, so
+        # that the gradient of the logsumexp, which knows no sink, need not be divided by it.
+        share = None if sink is None or work.is_fused else (logsumexp - totals).exp()
+        from_sums = None
         if grad_logsumexp is not None:
-            share = 1.0 if sink is None else (totals - logsumexp).exp()
-            from_sums = (grad_logsumexp * share).masked_fill(logsumexp.isneginf(), 0.0)
+            from_sums = grad_logsumexp.masked_fill(logsumexp.isneginf(), 0.0)
         taken = None if sink is None else torch.zeros_like(totals)  # each row's output times its gradient
         of_query = torch.zeros_like(query, memory_format=torch.contiguous_format)
         of_key = torch.zeros_like(key, dtype=totals.dtype, memory_format=torch.contiguous_format)
@@ -185,15 +193,20 @@ class _Blocked(torch.autograd.Function):
         tiles, plain = Tiles(call, totals.dtype), Plain(call, work.seed)
         for part in work.parts():
             tensors = part.take_queries(query), part.take_keys(key), part.take_keys(value)
-            of_part, out_of_part, sums = (part.take_queries(one) for one in (grad, output, totals))
+            of_part, out_of_part = part.take_queries(grad), part.take_queries(output)
             tile = tiles.of(part)
             delta = (of_part * out_of_part).sum(-1, dtype=totals.dtype)
             if taken is not None:
                 part.put_queries(taken, delta)
             if work.is_fused:
+                sums = part.take_queries(totals)
                 made = fused_backward(of_part, *tensors, out_of_part, sums, tile, call.score_scale)
             else:
+                if share is not None:
+                    of_rows = part.take_queries(share)
+                    of_part, delta = of_part * of_rows.unsqueeze(-1), delta * of_rows
                 delta = delta if from_sums is None else delta - part.take_queries(from_sums)
+                sums = part.take_queries(logsumexp)
                 made = plain.backward(part, of_part, *tensors, tile, sums, delta, wants_scores=wants_bias)
             part.put_queries(of_query, made.query)
             part.add_keys(of_key, made.key)
@@ -210,6 +223,8 @@ def _add_bias(sums: list[Tensor | None], bias: list[Tensor], scores: Tensor, par
     with torch.enable_grad():
         learned = [one.detach().requires_grad_(one.requires_grad) for one in bias]
         values = tiles.bias_of(places, learned)
+    if not values.requires_grad:
+        return
     by_head = scores.view(*scores.shape[:2], part.queries_per_kv, part.num_queries, part.num_keys)
     of_values = by_head.sum_to_size(values.shape)
     wanted = [one for one in learned if one.requires_grad]
@@ -218,6 +233,21 @@ def _add_bias(sums: list[Tensor | None], bias: list[Tensor], scores: Tensor, par
         one = None if total is None else next(made)
         if total is not None and one is not None:
             total.add_(one)
+
+
+def _versions_of(call: Call) -> tuple[tuple[Tensor, int], ...]:
+    places = (call.query_index, call.key_index, call.query_positions, call.key_positions)
+    read = [*([] if call.mask is None else _tensors_of(call.mask)), *(one for one in places if one is not None)]
+    return tuple((tensor, tensor._version) for tensor in read if not tensor.is_inference())
+
+
+def _tensors_of(mask: Mask) -> Iterator[Tensor]:
+    """Give the tensors that a mask and its parts hold."""
+    for held in vars(mask).values():
+        if isinstance(held, Tensor):
+            yield held
+        elif isinstance(held, Mask):
+            yield from _tensors_of(held)
 
 
 def _shape_alone(tensor: Tensor) -> Tensor:

@@ -28,11 +28,17 @@ def can_fuse(call: Call) -> bool:
 
 
 def fused_forward(
-    query: Tensor, key: Tensor, value: Tensor, tile: Tensor | None, scale: int | float
+    query: Tensor, key: Tensor, value: Tensor, tile: Tensor | None, scale: int | float, *, may_be_empty: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the output of one part, and the logsumexp of its rows."""
+    """Return the output of one part, and the logsumexp of its rows: 0 and -inf of a row that reads nothing.
+
+    The kernel has other numbers there, so that such rows are looked for in the tile, where there may be any.
+    """
     output, logsumexp = _FORWARD(*map(_dense, (query, key, value)), 0.0, False, attn_mask=tile, scale=float(scale))
-    return output, logsumexp
+    if tile is None or not may_be_empty:
+        return output, logsumexp
+    is_empty = tile.amax(-1).isneginf()
+    return output.masked_fill(is_empty.unsqueeze(-1), 0.0), logsumexp.masked_fill(is_empty, -torch.inf)
 
 
 def fused_backward(
@@ -46,6 +52,7 @@ def fused_backward(
     scale: int | float,
 ) -> PartGradients:
     """Return the gradients of the queries, keys and values of one part."""
+    logsumexp = logsumexp.masked_fill(logsumexp.isneginf(), 0.0)  # a row that reads nothing: its weights come out as 0
     query, key, value = map(_dense, (query, key, value))
     made = _BACKWARD(grad, query, key, value, output, logsumexp, 0.0, False, attn_mask=tile, scale=float(scale))
     return PartGradients(made[0], made[1], made[2])

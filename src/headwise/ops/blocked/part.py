@@ -89,10 +89,13 @@ class Part:
     def put_queries(self, tensor: Tensor, part: Tensor) -> None:
         """Write what `take_queries` would take."""
         grouped = self._grouped(tensor)
-        values = part.view(*part.shape[:2], self.queries_per_kv, self.num_queries, *part.shape[3:])
+        by_head = (self.queries_per_kv, self.num_queries)
+        values = part.view(*part.shape[:2], *by_head, *part.shape[3:]).to(tensor.dtype)
         if self.is_bundle:
             group = torch.arange(self.queries_per_kv, device=self._device)
-            grouped[:, self._head[:, None, None], group[:, None], self._query_index[:, None, :]] = values
+            grouped[:, self._head[:, None, None], group[:, None], self._query_index[:, None, :]] = values.to(
+                tensor.dtype
+            )
         else:
             grouped[self._batch_slice, self._kv_slice, :, self._query_slice] = values
 
@@ -112,7 +115,8 @@ class Part:
     def add_keys(self, tensor: Tensor, part: Tensor) -> None:
         """Add to what `take_keys` would take."""
         if self._rows is not None:
-            tensor.view(tensor.shape[0], -1, tensor.shape[-1]).index_add_(1, self._rows.flatten(), part.flatten(1, 2))
+            rows = tensor.view(tensor.shape[0], -1, tensor.shape[-1])
+            rows.index_add_(1, self._rows.flatten(), part.flatten(1, 2).to(tensor.dtype))
             return
         heads = tensor[self._batch_slice, self._kv_slice]
         first = 0

@@ -53,7 +53,8 @@ class Tiles:
             return _with_four_dimensions(tensors[0])[index_of(tensors[0], places)]
         assert bias is not None
         query, key = positions_of(self._call, places)
-        return bias(places.batch, places.head, query, key, *tensors)
+        values = bias(places.batch, places.head, query, key, *tensors)
+        return values.reshape((1,) * (5 - values.ndim) + values.shape)
 
     def _make(self, part: Part, places: Places) -> Tensor | None:
         call = self._call
