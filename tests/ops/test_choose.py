@@ -93,6 +93,7 @@ def test_a_batch_of_no_rows_is_nothing_to_plan():
     assert choose_impl(*empty, mask=SlidingWindow(64)).impl == "sdpa"
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, at its first dual tensor
 def test_forward_mode_derivatives_are_not_taken_by_blocks():
     query, key, value = inputs(LONG)
     with torch.autograd.forward_ad.dual_level():
