@@ -52,7 +52,7 @@ def predict_outline(config: ModelConfig, workload: Workload, *, play: Play = pla
     step = repeated_step(config, workload, play)
     by_moment = step.bytes_by_moment
     peak = by_moment.index(max(by_moment))
-    counts = {life: step.count_alive(life, peak) for life in {life.when for life in step.lives}}
+    counts = {when: step.count_alive(when, peak) for when in {life.when for life in step.lives}}
     alive = ((one.name, one.kind, one.shape, one.dtype, one.bytes, counts[one.when]) for one in step.lives)
     return Outline(moments=step.moments, bytes_by_moment=by_moment, groups=_groups(alive))
 
