@@ -109,6 +109,16 @@ def test_half_precision_has_gradients_in_bundles_too(dtype, softcap):
     assert all(tensor.grad.dtype == dtype and tensor.grad.isfinite().all() for tensor in tensors)
 
 
+def test_an_empty_slot_among_as_many_keys_as_queries_can_hold_anything():
+    query, key, value = (one.detach() for one in inputs(9, 9))
+    key_index = torch.tensor([0, 1, -1, 3, 4, -1, 6, 7, 8])
+    keywords = {"mask": Causal(), "query_index": torch.arange(9), "key_index": key_index}
+    clean = results_of("blocked", [one.clone().requires_grad_() for one in (query, key, value)], **keywords)
+    key[:, :, key_index < 0] = value[:, :, key_index < 0] = torch.nan
+    poisoned = results_of("blocked", [one.clone().requires_grad_() for one in (query, key, value)], **keywords)
+    assert all(torch.equal(before, after) for before, after in zip(clean, poisoned, strict=True))
+
+
 def test_what_inference_has_planned_serves_a_training():
     tensors = inputs(9, 40)
     with torch.inference_mode():

@@ -76,6 +76,13 @@ def test_every_allowed_pair_is_visited_once_by_its_heads(mask, query_len, key_le
                         assert visited[b, h // 2, i, j] == 1
 
 
+def test_a_row_of_blocks_with_a_hole_is_not_taken_whole_with_the_one_before():
+    table = torch.ones(1, 1, 8, 8, dtype=torch.bool)
+    table[..., 6, 3] = False
+    visits = plan_in_blocks(Explicit(table), Sizes(1, 1, 1, 8, 8), 10_000, 4)
+    assert [(visit.queries, visit.keys, visit.is_whole) for visit in visits] == [((0, 8), ((0, 8),), False)]
+
+
 @pytest.mark.parametrize(
     ("mask", "most"),
     [
