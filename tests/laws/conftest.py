@@ -6,12 +6,12 @@ import operator
 import pytest
 import torch
 
+from headwise.masks import visits
 from headwise.masks.bigbird import BigBird
 from headwise.masks.data import KeyPadding
 from headwise.masks.patterns import Causal, Full, Mask, SlidingWindow
 from headwise.masks.sparse import Dilated, GlobalTokens, LocalWindow
 from headwise.masks.tables import Documents
-from headwise.ops.blocked import plan
 
 IMPLS = ["reference", "sdpa", "blocked", "flex"]
 CANNOT = {
@@ -64,11 +64,11 @@ def pytest_generate_tests(metafunc):
 def small_blocks():
     """Cut what is visited into blocks of three tokens, and put none together in vain: these streams are short."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "BLOCK", 3)
-        patch.setattr(plan, "OVERHEAD_PAIRS", 0)
-        plan._plan_structural.cache_clear()
+        patch.setattr(visits, "BLOCK", 3)
+        patch.setattr(visits, "OVERHEAD_PAIRS", 0)
+        visits._plan_parts_once.cache_clear()
         yield
-    plan._plan_structural.cache_clear()
+    visits._plan_parts_once.cache_clear()
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from headwise.masks.patterns import Mask
+from headwise.masks.visits import Sizes
 from headwise.ops.bias import Bias
 
 
@@ -34,6 +35,12 @@ class Call(NamedTuple):
     def score_scale(self) -> int | float:
         """The factor on the scores."""
         return 1 / math.sqrt(self.query.shape[-1]) if self.scale is None else self.scale
+
+    @property
+    def sizes(self) -> Sizes:
+        """B, H, K, T and S."""
+        batch, num_heads, query_len, _ = self.query.shape
+        return Sizes(batch, num_heads, self.key.shape[1], query_len, self.key.shape[2])
 
     @property
     def has_indices(self) -> bool:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from headwise.errors import UnsupportedError
 from headwise.kernels import KernelChoice
-from headwise.ops.blocked.attention import visited_share
+from headwise.masks.visits import visited_share
 from headwise.ops.blocked.fused import can_fuse
 from headwise.ops.call import Call
 from headwise.ops.lowering import form_of
@@ -45,7 +45,7 @@ def _runs_here(call: Call) -> bool:
 def _is_sparse(call: Call) -> bool:
     if call.has_indices or form_of(call).kind != "bool":
         return False  # with indices of their own, all pairs would have to be looked at to know
-    return visited_share(call) <= MOST_VISITED
+    return visited_share(call.mask, call.sizes) <= MOST_VISITED
 
 
 def _has_no_kernel(call: Call) -> bool:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from headwise.errors import HeadwiseError
+from headwise.masks import visits
 from headwise.masks.bigbird import BigBird
 from headwise.masks.data import KeyPadding
 from headwise.masks.patterns import Causal, SlidingWindow
@@ -13,18 +14,17 @@ from headwise.masks.sparse import LocalWindow
 from headwise.masks.tables import BlockSparse, Explicit
 from headwise.ops.attention import attention
 from headwise.ops.blocked import attention as blocked
-from headwise.ops.blocked import plan
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Blocks of four tokens, put together only where they read the same."""
-    monkeypatch.setattr(plan, "BLOCK", 4)
-    monkeypatch.setattr(plan, "OVERHEAD_PAIRS", 0)
-    plan._plan_structural.cache_clear()
+    monkeypatch.setattr(visits, "BLOCK", 4)
+    monkeypatch.setattr(visits, "OVERHEAD_PAIRS", 0)
+    visits._plan_parts_once.cache_clear()
     blocked._IDLE.clear()
     yield
-    plan._plan_structural.cache_clear()
+    visits._plan_parts_once.cache_clear()
     blocked._IDLE.clear()
 
 

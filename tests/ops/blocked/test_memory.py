@@ -7,9 +7,8 @@ import headwise
 from headwise.masks.bigbird import BigBird
 from headwise.masks.patterns import Causal, SlidingWindow
 from headwise.masks.sparse import GlobalTokens, LocalWindow
+from headwise.masks.visits import FUSED_PAIRS, MAX_STRIP_NUMBERS, PLAIN_PAIRS
 from headwise.ops.attention import attention
-from headwise.ops.blocked.attention import FUSED_PAIRS, PLAIN_PAIRS
-from headwise.ops.blocked.strip import MAX_STRIP_NUMBERS
 from headwise.positions.bias import ALiBiBias
 
 NUM_HEADS, HEAD_DIM = 2, 8

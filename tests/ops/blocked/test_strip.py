@@ -3,11 +3,12 @@
 import pytest
 import torch
 
+from headwise.masks import visits
 from headwise.masks.patterns import Causal, SlidingWindow
 from headwise.masks.sparse import Dilated, LocalWindow
 from headwise.ops.attention import attention
 from headwise.ops.blocked import attention as blocked
-from headwise.ops.blocked import plan, strip
+from headwise.ops.blocked import strip
 from headwise.ops.blocked.fused import can_fuse
 from headwise.ops.blocked.strip import Strip
 from headwise.ops.call import Call
@@ -16,13 +17,13 @@ from headwise.ops.call import Call
 @pytest.fixture(autouse=True)
 def small_strips(monkeypatch):
     """Blocks of four tokens, and strips of a few visits."""
-    monkeypatch.setattr(plan, "BLOCK", 4)
-    monkeypatch.setattr(plan, "OVERHEAD_PAIRS", 0)
-    monkeypatch.setattr(strip, "MAX_STRIP_NUMBERS", 5 * 24 * 4)
-    plan._plan_structural.cache_clear()
+    monkeypatch.setattr(visits, "BLOCK", 4)
+    monkeypatch.setattr(visits, "OVERHEAD_PAIRS", 0)
+    monkeypatch.setattr(visits, "MAX_STRIP_NUMBERS", 5 * 24 * 4)
+    visits._plan_parts_once.cache_clear()
     blocked._IDLE.clear()
     yield
-    plan._plan_structural.cache_clear()
+    visits._plan_parts_once.cache_clear()
     blocked._IDLE.clear()
 
 
@@ -61,4 +62,4 @@ def test_a_strip_shows_no_more_keys_than_it_may():
     call = make_call(SlidingWindow(7))
     for part in blocked._Work(call, None, True).parts():
         if isinstance(part, Strip):
-            assert part.take_keys(call.key)[0].numel() <= strip.MAX_STRIP_NUMBERS
+            assert part.take_keys(call.key)[0].numel() <= visits.MAX_STRIP_NUMBERS

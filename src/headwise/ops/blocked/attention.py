@@ -10,23 +10,18 @@ from torch import Tensor
 
 from headwise.errors import HeadwiseError, UnsupportedError
 from headwise.masks.patterns import Mask
+from headwise.masks.visits import CACHED_PLANS, Parts, Sizes, block_of, most_pairs, plan_parts, visits_of
 from headwise.ops.blocked.fused import can_fuse, fused_backward, fused_forward
 from headwise.ops.blocked.idle import idle_of_parts
 from headwise.ops.blocked.indexed import indexed_layout
 from headwise.ops.blocked.part import Part
 from headwise.ops.blocked.plain import Plain
-from headwise.ops.blocked.plan import CACHED_PLANS, Bundles, Sizes, block_of, plan_visits, visits_of
-from headwise.ops.blocked.strip import Strip, can_show, cut_strips
+from headwise.ops.blocked.strip import Strip, can_show
 from headwise.ops.blocked.tile import Tiles
 from headwise.ops.call import Call
 from headwise.ops.dropout import draw_seed
 from headwise.ops.lowering import Idle, fill_idle, form_of
 from headwise.ops.results import AttentionOutput
-
-FUSED_PAIRS = 2**20
-"""Numbers of a tile that is added to scores, about: 4 MiB."""
-PLAIN_PAIRS = 2**18
-"""Scores of one matrix: 1 MiB, so that the passes over them find them in a core's cache."""
 
 
 def blocked_attention(call: Call) -> AttentionOutput:
@@ -51,24 +46,12 @@ def blocked_attention(call: Call) -> AttentionOutput:
     return AttentionOutput(output, None, logsumexp if call.return_logsumexp else None)
 
 
-def visited_share(call: Call) -> float:
-    """Return which share of all pairs is visited, among them pairs that the mask forbids."""
-    sizes = _sizes_of(call)
-    visits = [visit for bundle in _Work(call, None, can_fuse(call)).bundles for visit in bundle]
-    visited = 0
-    for visit in visits:
-        num_rows = sizes.batch if visit.batch is None else 1
-        num_heads = sizes.num_kv_heads if visit.kv_head is None else 1
-        visited += num_rows * num_heads * visit.num_queries * visit.num_keys
-    return visited / (sizes.batch * sizes.num_kv_heads * sizes.query_len * sizes.key_len)
-
-
 def _find_idle(work: "_Work") -> Idle | None:
     """Say what is idle in a call; None: nothing. Of a structural mask it is remembered."""
     call = work.call
     if call.mask is None or not call.mask.is_structural or call.has_indices:
         return idle_of_parts(call, work.parts())
-    key = (call.mask, _sizes_of(call), call.query.device)
+    key = (call.mask, call.sizes, call.query.device)
     known = _IDLE.get(key)
     if known is None:
         if len(_IDLE) >= CACHED_PLANS:
@@ -92,40 +75,30 @@ class _Work:
     """What the call reads that autograd does not watch, with how often it had been changed in place."""
 
     @cached_property
-    def bundles(self) -> Bundles:
+    def plan(self) -> Parts:
         """What is visited."""
-        call, sizes = self.call, _sizes_of(self.call)
-        if 0 in sizes:
-            return ()
-        if self.is_fused:
-            heads = 1 if call.bias is None else sizes.num_heads
-            max_pairs = FUSED_PAIRS // heads
-        else:
-            max_pairs = PLAIN_PAIRS // (sizes.num_heads // sizes.num_kv_heads)
-        if call.has_indices:
-            return visits_of(indexed_layout(call, block_of(sizes)), sizes, max_pairs)
-        return plan_visits(call.mask, sizes, max_pairs)
+        call = self.call
+        sizes = call.sizes
+        has_bias = call.bias is not None
+        if call.has_indices and 0 not in sizes:
+            max_pairs = most_pairs(sizes, is_fused=self.is_fused, has_bias=has_bias)
+            return Parts(visits_of(indexed_layout(call, block_of(sizes)), sizes, max_pairs), are_strips=False)
+        return plan_parts(
+            call.mask,
+            sizes,
+            is_fused=self.is_fused,
+            has_bias=has_bias,
+            head_dim=call.key.shape[3],
+            may_show=can_show(call.key) and can_show(call.value),
+        )
 
     def parts(self) -> list[Part]:
-        """Return the parts, one for each strip or bundle of visits."""
-        sizes, device = _sizes_of(self.call), self.call.query.device
-        strips = self._strips if self.is_fused else None
-        if strips is not None:
-            return [
-                Strip(visits, sizes, device) if len(visits) > 1 else Part(visits, sizes, device) for visits in strips
-            ]
-        return [Part(visits, sizes, device) for visits in self.bundles]
-
-    @cached_property
-    def _strips(self) -> Bundles | None:
-        """The visits in strips, one row of blocks each, where these are few; None: better put rows together."""
-        call, sizes = self.call, _sizes_of(self.call)
-        is_alike = call.mask is not None and call.mask.looks_at_distance_alone and call.bias is None
-        if not is_alike or call.has_indices or 0 in sizes or not (can_show(call.key) and can_show(call.value)):
-            return None
-        bundles = plan_visits(call.mask, sizes, FUSED_PAIRS, merges=False)
-        strips = tuple(cut_strips(bundles, call.key.shape[3]))
-        return strips if len(strips) <= len(self.bundles) // 2 else None
+        """Return the parts."""
+        sizes, device = self.call.sizes, self.call.query.device
+        return [
+            Strip(visits, sizes, device) if self.plan.are_strips and len(visits) > 1 else Part(visits, sizes, device)
+            for visits in self.plan.bundles
+        ]
 
 
 class _Blocked(torch.autograd.Function):
@@ -253,8 +226,3 @@ def _tensors_of(mask: Mask) -> Iterator[Tensor]:
 def _shape_alone(tensor: Tensor) -> Tensor:
     """Return a tensor of the same shape, dtype and device in the memory of one number."""
     return tensor.new_empty(()).expand(tensor.shape)
-
-
-def _sizes_of(call: Call) -> Sizes:
-    batch, num_heads, query_len, _ = call.query.shape
-    return Sizes(batch, num_heads, call.key.shape[1], query_len, call.key.shape[2])

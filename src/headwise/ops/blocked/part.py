@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from headwise.ops.blocked.plan import Sizes, Visit
+from headwise.masks.visits import Sizes, Visit
 
 
 class Places(NamedTuple):

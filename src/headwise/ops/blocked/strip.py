@@ -1,16 +1,12 @@
 """Strip: visits that follow one another by a fixed step, as in a window, taken as overlapping views in one piece."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from headwise.masks.visits import Sizes, Visit
 from headwise.ops.blocked.part import Part
-from headwise.ops.blocked.plan import Sizes, Visit
-
-MAX_STRIP_NUMBERS = 2**17
-"""Numbers of the keys of one kv head that a strip's views show: their gradients are written out before they are added,
-so that more would not stay in a core's cache."""
 
 
 class Strip(Part):
@@ -63,27 +59,3 @@ class Strip(Part):
 def can_show(tensor: Tensor) -> bool:
     """Tell whether all kv heads of all batch rows of keys lie at one distance, so that views can show them at once."""
     return tensor.shape[0] == 1 or tensor.stride(0) == tensor.shape[1] * tensor.stride(1)
-
-
-def cut_strips(bundles: Sequence[tuple[Visit, ...]], head_dim: int) -> Iterator[tuple[Visit, ...]]:
-    """Give runs of visits that make a strip, and those that make none one by one."""
-    run: list[Visit] = []
-    for (visit,) in bundles:
-        most = max(1, MAX_STRIP_NUMBERS // (visit.num_keys * head_dim))
-        if run and not (len(run) < most and _follows(visit, run[-1])):
-            yield tuple(run)
-            run = []
-        run.append(visit)
-    if run:
-        yield tuple(run)
-
-
-def _follows(visit: Visit, before: Visit) -> bool:
-    step = before.num_queries
-    return (
-        len(visit.keys) == len(before.keys) == 1
-        and visit.num_queries == step
-        and visit.num_keys == before.num_keys
-        and visit.num_keys % step == 0
-        and visit.queries[0] - before.queries[0] == visit.keys[0][0] - before.keys[0][0] == step
-    )

@@ -1,17 +1,20 @@
 """What is visited: every allowed pair once, and little else."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headwise.masks import visits as planning
 from headwise.masks.bigbird import BigBird
 from headwise.masks.data import KeyPadding
 from headwise.masks.patterns import Causal, Full, SlidingWindow
 from headwise.masks.sparse import GlobalTokens, LocalWindow, Strided
 from headwise.masks.tables import Documents, Explicit
-from headwise.ops.blocked import plan as planning
-from headwise.ops.blocked.plan import Sizes, plan_visits
+from headwise.masks.visits import Sizes, plan_parts, plan_visits, visits_of
 
 MASKS = [
     Full(),
@@ -32,10 +35,7 @@ def plan_in_blocks(mask, sizes, max_pairs, block):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planning, "BLOCK", block)
         patch.setattr(planning, "OVERHEAD_PAIRS", 0)
-        planning._plan_structural.cache_clear()
-        visits = [visit for bundle in plan_visits(mask, sizes, max_pairs) for visit in bundle]
-        planning._plan_structural.cache_clear()
-    return visits
+        return [visit for bundle in plan_visits(mask, sizes, max_pairs) for visit in bundle]
 
 
 @settings(max_examples=60, deadline=None)
@@ -110,8 +110,49 @@ def test_heads_that_differ_are_visited_in_bundles_of_one_size():
 
 
 def test_a_structural_mask_is_planned_once():
-    first = plan_visits(SlidingWindow(257), Sizes(1, 2, 2, 2048, 2048), 2**20)
-    assert plan_visits(SlidingWindow(257), Sizes(1, 2, 2, 2048, 2048), 2**20) is first
+    sizes, how = Sizes(1, 2, 2, 2048, 2048), {"is_fused": True, "has_bias": False, "head_dim": 8}
+    assert plan_parts(SlidingWindow(257), sizes, **how) is plan_parts(SlidingWindow(257), sizes, **how)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    mask=st.sampled_from(
+        [
+            *MASKS[:5],
+            SlidingWindow(1),
+            LocalWindow(9, 0),
+            GlobalTokens(5),
+            GlobalTokens(0) | Causal() & ~SlidingWindow(6),
+            Causal() & ~SlidingWindow(3) | SlidingWindow(1),
+            ~Full(),
+        ]
+    ),
+    query_len=st.integers(1, 29),
+    key_len=st.integers(1, 31),
+    block=st.sampled_from([1, 2, 3, 8, 64]),
+    merges=st.booleans(),
+)
+def test_what_tokens_and_distances_foretell_is_what_the_layout_shows(mask, query_len, key_len, block, merges):
+    sizes = Sizes(2, 6, 3, query_len, key_len)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planning, "BLOCK", block)
+        layout = mask.block_layout(block, query_len, key_len, batch_size=2, num_heads=6)
+        expected = visits_of(layout, sizes, 40, merges=merges)
+        assert plan_visits(mask, sizes, 40, merges=merges) == expected
+
+
+def test_a_plan_of_tokens_and_distances_needs_no_torch():
+    source = """
+import sys
+from headwise.masks.patterns import Causal, SlidingWindow
+from headwise.masks.visits import Sizes, plan_parts, visited_share
+
+for mask in (Causal(), SlidingWindow(256)):
+    assert plan_parts(mask, Sizes(1, 2, 2, 2048, 2048), is_fused=True, has_bias=False, head_dim=64).bundles
+    assert 0 < visited_share(mask, Sizes(1, 2, 2, 2048, 2048)) < 1
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", source], check=True)
 
 
 def test_a_visit_holds_no_more_pairs_than_it_may():
