@@ -12,6 +12,7 @@ Source: pytorch, aten/src/ATen/native/transformers/sdp_utils_cpp.{h,cpp} and cud
 """
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -25,6 +26,10 @@ HALF_DTYPES = ("float16", "bfloat16")
 NEWEST = (12, 1)  # the compute capability up to which the fused kernels are built
 KERNELS = ("cudnn", "flash", "efficient", "math")
 """What `torch.nn.attention.sdpa_kernel` can allow; on CPU its "flash" is the kernel "flash_cpu"."""
+
+
+traced_device: ContextVar[Device | None] = ContextVar("traced_device", default=None)
+"""The kind of device that a trace of a step on fake tensors stands for; None outside of such a trace."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import operator
 import pytest
 import torch
 
-from headwise.masks import visits
+from headwise.masks import rows, visits
 from headwise.masks.bigbird import BigBird
 from headwise.masks.data import KeyPadding
 from headwise.masks.patterns import Causal, Full, Mask, SlidingWindow
@@ -64,8 +64,8 @@ def pytest_generate_tests(metafunc):
 def small_blocks():
     """Cut what is visited into blocks of three tokens, and put none together in vain: these streams are short."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(visits, "BLOCK", 3)
-        patch.setattr(visits, "OVERHEAD_PAIRS", 0)
+        patch.setattr(rows, "BLOCK", 3)
+        patch.setattr(rows, "OVERHEAD_PAIRS", 0)
         visits._plan_parts_once.cache_clear()
         yield
     visits._plan_parts_once.cache_clear()

@@ -8,13 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwise.masks import visits as planning
+from headwise.masks import rows
 from headwise.masks.bigbird import BigBird
 from headwise.masks.data import KeyPadding
 from headwise.masks.patterns import Causal, Full, SlidingWindow
+from headwise.masks.rows import Sizes
 from headwise.masks.sparse import GlobalTokens, LocalWindow, Strided
 from headwise.masks.tables import Documents, Explicit
-from headwise.masks.visits import Sizes, plan_parts, plan_visits, visits_of
+from headwise.masks.visits import plan_parts, plan_visits, visits_of
 
 MASKS = [
     Full(),
@@ -33,8 +34,8 @@ MASKS = [
 def plan_in_blocks(mask, sizes, max_pairs, block):
     """Plan with small blocks, whose visits are worth nothing to put together unless they read the same."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planning, "BLOCK", block)
-        patch.setattr(planning, "OVERHEAD_PAIRS", 0)
+        patch.setattr(rows, "BLOCK", block)
+        patch.setattr(rows, "OVERHEAD_PAIRS", 0)
         return [visit for bundle in plan_visits(mask, sizes, max_pairs) for visit in bundle]
 
 
@@ -135,7 +136,7 @@ def test_a_structural_mask_is_planned_once():
 def test_what_tokens_and_distances_foretell_is_what_the_layout_shows(mask, query_len, key_len, block, merges):
     sizes = Sizes(2, 6, 3, query_len, key_len)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planning, "BLOCK", block)
+        patch.setattr(rows, "BLOCK", block)
         layout = mask.block_layout(block, query_len, key_len, batch_size=2, num_heads=6)
         expected = visits_of(layout, sizes, 40, merges=merges)
         assert plan_visits(mask, sizes, 40, merges=merges) == expected
@@ -145,7 +146,8 @@ def test_a_plan_of_tokens_and_distances_needs_no_torch():
     source = """
 import sys
 from headwise.masks.patterns import Causal, SlidingWindow
-from headwise.masks.visits import Sizes, plan_parts, visited_share
+from headwise.masks.rows import Sizes
+from headwise.masks.visits import plan_parts, visited_share
 
 for mask in (Causal(), SlidingWindow(256)):
     assert plan_parts(mask, Sizes(1, 2, 2, 2048, 2048), is_fused=True, has_bias=False, head_dim=64).bundles

@@ -7,10 +7,12 @@ from headwise.masks.data import KeyPadding
 from headwise.masks.patterns import Causal, Full, Mask, SlidingWindow
 from headwise.masks.sparse import Dilated, GlobalTokens, LocalWindow
 from headwise.masks.tables import Documents
-from headwise.ops import lowering
 from headwise.ops.attention import attention
+from headwise.ops.blocked import indexed
+from headwise.ops.blocked.idle import find_idle
+from headwise.ops.blocked.work import Work
 from headwise.ops.call import Call
-from headwise.ops.lowering import find_idle, skip_unread_keys
+from headwise.ops.lowering import skip_unread_keys
 from headwise.positions.bias import ALiBiBias
 
 
@@ -75,7 +77,7 @@ class Record(TorchFunctionMode):
 @pytest.mark.parametrize("at_once", [2**22, 1, 60])
 @pytest.mark.parametrize("with_indices", [False, True])
 def test_what_is_idle_is_found_without_the_whole_table(name, query_len, key_len, at_once, with_indices, monkeypatch):
-    monkeypatch.setattr(lowering, "PAIRS_AT_ONCE", at_once)
+    monkeypatch.setattr(indexed, "PAIRS_AT_ONCE", at_once)
     mask = MASKS[name](key_len)
     query_index, key_index = [list(range(key_len - query_len, key_len))] * 2, [list(range(key_len))] * 2
     given = {}
@@ -84,9 +86,13 @@ def test_what_is_idle_is_found_without_the_whole_table(name, query_len, key_len,
         key_index = [key_index[0], [-1, *key_index[0][:-1]]]
         given = {"query_index": torch.tensor(query_index), "key_index": torch.tensor(key_index)}
     pairs = pairs_by_hand(mask, query_index, key_index)
-    idle = find_idle(Call(*tensors(query_len, key_len), mask, **given))
-    assert torch.equal(idle.is_empty.expand(2, 4, query_len, 1), ~pairs.any(-1, keepdim=True))
     is_unread = ~pairs.any(-2).reshape(2, 2, 2, key_len).any(2).unsqueeze(-1)
+    call = Call(*tensors(query_len, key_len), mask, **given)
+    idle = find_idle(call, Work(call, is_fused=True).parts)
+    if idle is None:
+        assert pairs.any(-1).all() and not is_unread.any()
+        return
+    assert torch.equal(idle.is_empty.expand(2, 4, query_len, 1), ~pairs.any(-1, keepdim=True))
     assert torch.equal(idle.is_unread.expand(2, 2, key_len, 1), is_unread)
 
 

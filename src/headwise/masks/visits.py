@@ -7,27 +7,19 @@ by a fixed step, as in a window, make a strip; each is computed as one batch.
 Masks that are global tokens and distances need no torch, so that a plan on paper is the one that runs.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-from headwise.masks.distances import GlobalAndLocal
 from headwise.masks.patterns import Full, Mask
+from headwise.masks.rows import Range, Sizes, block_of, merge_rows, rows_of_form, rows_of_layout
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from headwise.masks.layout import BlockLayout
 
-BLOCK = 32
-"""Tokens of a block up to `MANY_TOKENS`; above, twice as many, so that the plan stays small."""
-MANY_TOKENS = 16_384
-MAX_ROWS = 512  # queries of one visit
-OVERHEAD_PAIRS = 2048
-"""Pairs, of one head, that take as long as one more visit."""
-WASTE_PERCENT = 5
-"""What of a visit may be pairs that no row of its blocks asked for."""
 FUSED_PAIRS = 2**20
 """Numbers of a tile that a kernel adds to scores, about: 4 MiB."""
 PLAIN_PAIRS = 2**18
@@ -36,9 +28,9 @@ MAX_BUNDLED = 2**20  # numbers of gathered keys in one bundle, for each batch ro
 MAX_STRIP_NUMBERS = 2**17
 """Numbers of the keys of one kv head that a strip's views show: their gradients are written out before they are added,
 so that more would not stay in a core's cache."""
+MAX_SHARED_NUMBERS = 2**16  # of a tile that parts share
+MAX_SHARED_TILES = 32  # 8 MiB
 CACHED_PLANS = 64
-
-Range = tuple[int, int]
 
 
 class Visit(NamedTuple):
@@ -64,28 +56,57 @@ class Visit(NamedTuple):
         return sum(end - begin for begin, end in self.keys)
 
 
-class Sizes(NamedTuple):
-    """Of a call: B, H, K, T and S."""
-
-    batch: int
-    num_heads: int
-    num_kv_heads: int
-    query_len: int
-    key_len: int
-
-
 Bundles = tuple[tuple[Visit, ...], ...]
+
+
+TileKey = tuple[int, int, int]
+"""How far the first query stands behind the first key, number of queries, number of keys: of a visit whose keys stand
+in a row, all that a mask reads that looks at distances alone."""
 
 
 class Parts(NamedTuple):
     """What a call visits, in the pieces that are each computed as one.
 
     `bundles`: each a visit of all heads, or of one, or several visits of one head each. `are_strips`: those of several
-    visits are visits of all heads that follow one another by a fixed step.
+    visits are visits of all heads that follow one another by a fixed step. `shared_tiles`: of the mask, that several
+    parts have.
     """
 
     bundles: Bundles
     are_strips: bool
+    shared_tiles: frozenset[TileKey] = frozenset()
+
+    @property
+    def most_pairs(self) -> int:
+        """Queries times keys of the largest visit."""
+        return max((visits[0].num_queries * visits[0].num_keys for visits in self.bundles), default=0)
+
+    @property
+    def gathers(self) -> bool:
+        """Whether keys of single heads are gathered."""
+        return not self.are_strips and any(len(visits) > 1 for visits in self.bundles)
+
+    def largest(self) -> Bundles:
+        """Return, in their order, those that may take the most memory: each has the most keys of its kind.
+
+        The first that has a shared tile is among them.
+        """
+        by_keys = sorted(range(len(self.bundles)), key=lambda number: self.bundles[number][0].num_keys)
+        most = {_kind_of(self.bundles[number]): number for number in by_keys}
+        first = {tile_key(self.bundles[number][0]): number for number in reversed(range(len(self.bundles)))}
+        kept = {*most.values(), *(first[key] for key in self.shared_tiles)}
+        return tuple(self.bundles[number] for number in sorted(kept))
+
+
+def tile_key(visit: Visit) -> TileKey | None:
+    """Return what tells the tile of a visit from others, None for one that is not shared."""
+    if len(visit.keys) > 1 or visit.kv_head is not None or visit.num_queries * visit.num_keys > MAX_SHARED_NUMBERS:
+        return None
+    return visit.queries[0] - visit.keys[0][0], visit.num_queries, visit.num_keys
+
+
+def _kind_of(visits: tuple[Visit, ...]) -> tuple[int, int, bool, bool]:
+    return len(visits), visits[0].num_queries, visits[0].is_whole, len(visits[0].keys) > 1
 
 
 def plan_parts(
@@ -110,12 +131,17 @@ def plan_parts(
 
 def _plan_parts(mask: Mask, sizes: Sizes, is_fused: bool, has_bias: bool, head_dim: int, may_show: bool) -> Parts:
     bundles = plan_visits(mask, sizes, most_pairs(sizes, is_fused=is_fused, has_bias=has_bias))
-    if is_fused and may_show and not has_bias and mask.looks_at_distance_alone:
+    if has_bias or not mask.looks_at_distance_alone:
+        return Parts(bundles, are_strips=False)
+    strips: Bundles = ()
+    if is_fused and may_show:
         alone = plan_visits(mask, sizes, FUSED_PAIRS, merges=False)
         strips = tuple(_cut_strips(alone, head_dim))
-        if len(strips) <= len(bundles) // 2:  # else better put rows together
-            return Parts(strips, are_strips=True)
-    return Parts(bundles, are_strips=False)
+    are_strips = bool(strips) and len(strips) <= len(bundles) // 2  # else better put rows together
+    parts = strips if are_strips else bundles
+    keys = Counter(tile_key(visits[0]) for visits in parts if not visits[0].is_whole)
+    shared = [key for key, count in keys.most_common(MAX_SHARED_TILES) if key is not None and count > 1]
+    return Parts(parts, are_strips, frozenset(shared))
 
 
 _plan_parts_once = lru_cache(CACHED_PLANS)(_plan_parts)
@@ -158,18 +184,13 @@ def plan_visits(mask: Mask, sizes: Sizes, max_pairs: int, *, merges: bool = True
     """
     form = mask.global_and_local()
     if form is not None:
-        rows = list(_rows_of_form(form, block_of(sizes), sizes))
-        merged = _merge(rows, max_pairs) if merges else rows
+        rows = list(rows_of_form(form, sizes))
+        merged = merge_rows(rows, max_pairs) if merges else rows
         return tuple((Visit(None, None, row.queries, row.keys, row.is_whole),) for row in merged)
     layout = mask.block_layout(
         block_of(sizes), sizes.query_len, sizes.key_len, batch_size=sizes.batch, num_heads=sizes.num_heads
     )
     return visits_of(layout, sizes, max_pairs, merges=merges)
-
-
-def block_of(sizes: Sizes) -> int:
-    """Return how many tokens a block of a plan has."""
-    return BLOCK if max(sizes.query_len, sizes.key_len) <= MANY_TOKENS else 2 * BLOCK
 
 
 def visits_of(layout: "BlockLayout", sizes: Sizes, max_pairs: int, *, merges: bool = True) -> Bundles:
@@ -180,9 +201,9 @@ def visits_of(layout: "BlockLayout", sizes: Sizes, max_pairs: int, *, merges: bo
     visits: list[Visit] = []
     for batch in range(num_rows):
         for kv_head in range(num_heads):
-            rows = list(_rows_of_layout(any_allowed[batch, kv_head], all_allowed[batch, kv_head], sizes))
+            rows = list(rows_of_layout(any_allowed[batch, kv_head], all_allowed[batch, kv_head], sizes))
             place = (batch if num_rows > 1 else None, kv_head if num_heads > 1 else None)
-            merged = _merge(rows, max_pairs) if merges else rows
+            merged = merge_rows(rows, max_pairs) if merges else rows
             visits += [Visit(*place, row.queries, row.keys, row.is_whole) for row in merged]
     return tuple(_bundles(visits))
 
@@ -193,88 +214,6 @@ def _join_groups(blocks: "Tensor", sizes: Sizes, *, any_of: bool) -> "Tensor":
         return blocks
     groups = blocks.reshape(blocks.shape[0], sizes.num_kv_heads, -1, *blocks.shape[2:])
     return groups.any(2) if any_of else groups.all(2)
-
-
-class _Row(NamedTuple):
-    queries: Range
-    keys: tuple[Range, ...]
-    is_whole: bool
-
-
-def _rows_of_form(form: GlobalAndLocal, block: int, sizes: Sizes) -> Iterator[_Row]:
-    """Give the ranges of keys that each row of blocks reads, by what is known of tokens and distances alone."""
-    query_len, key_len = sizes.query_len, sizes.key_len
-    intervals = form.distances.within(query_len, key_len).intervals
-    offset = key_len - query_len
-    pairs_from_here = form.count_pairs(query_len, key_len)
-    for begin in range(0, query_len, block):
-        end = min(begin + block, query_len)
-        pairs_after = form.count_pairs(query_len - end, key_len)
-        num_pairs, pairs_from_here = pairs_from_here - pairs_after, pairs_after
-        first, last = offset + begin, offset + end - 1  # indices of the queries
-        if max(first, 0) <= min(last, form.num_global - 1):
-            read: list[Range] = [(0, key_len)]
-        else:
-            read = [(0, form.num_global)] if form.num_global else []
-            read += [(int(first - high + 1), int(last - low + 1)) for low, high in intervals]
-        keys: tuple[Range, ...] = ()
-        for some in read:
-            first_key, end_key = max(some[0], 0), min(some[1], key_len)
-            if first_key < end_key:
-                keys = _union(keys, ((first_key // block * block, min(-(-end_key // block) * block, key_len)),))
-        if keys:
-            yield _Row((begin, end), keys, num_pairs == (end - begin) * _length(keys))
-
-
-def _rows_of_layout(any_allowed: "Tensor", all_allowed: "Tensor", sizes: Sizes) -> Iterator[_Row]:
-    """Give the ranges of keys that each row of blocks reads; rows that read none are left out."""
-    from torch.nn.functional import pad
-
-    block = block_of(sizes)
-    steps = pad(any_allowed.char(), (1, 1)).diff(dim=1)
-    begins, ends = (steps == 1).nonzero().tolist(), (steps == -1).nonzero().tolist()
-    is_whole = (all_allowed | ~any_allowed).all(1).tolist()
-    runs = [(row, begin, end) for (row, begin), (_, end) in zip(begins, ends, strict=True)]
-    for row, of_row in groupby(runs, key=lambda run: run[0]):
-        keys = tuple((begin * block, min(end * block, sizes.key_len)) for _, begin, end in of_row)
-        yield _Row((row * block, min((row + 1) * block, sizes.query_len)), keys, is_whole[row])
-
-
-def _merge(rows: Sequence[_Row], max_pairs: int) -> Iterator[_Row]:
-    """Put rows together that follow one another, while little is visited in vain."""
-    current: _Row | None = None
-    needed = 0  # pairs of the rows that are put together
-    for row in rows:
-        own = (row.queries[1] - row.queries[0]) * _length(row.keys)
-        if current is not None and current.queries[1] == row.queries[0]:
-            keys = current.keys if current.keys == row.keys else _union(current.keys, row.keys)
-            num_rows = row.queries[1] - current.queries[0]
-            pairs = num_rows * _length(keys)
-            wasted = pairs - needed - own
-            is_cheap = wasted <= OVERHEAD_PAIRS or 100 * wasted <= WASTE_PERCENT * pairs
-            if num_rows <= MAX_ROWS and pairs <= max_pairs and is_cheap:
-                is_whole = current.is_whole and row.is_whole and keys == current.keys == row.keys
-                current, needed = _Row((current.queries[0], row.queries[1]), keys, is_whole), needed + own
-                continue
-        if current is not None:
-            yield current
-        current, needed = row, own
-    if current is not None:
-        yield current
-
-
-def _length(keys: tuple[Range, ...]) -> int:
-    return sum(end - begin for begin, end in keys)
-
-
-def _union(some: tuple[Range, ...], others: tuple[Range, ...]) -> tuple[Range, ...]:
-    joined: list[Range] = []
-    for begin, end in sorted((*some, *others)):
-        if joined and begin <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
-        else:
-            joined.append((begin, end))
-    return tuple(joined)
 
 
 def _bundles(visits: Sequence[Visit]) -> Iterator[tuple[Visit, ...]]:

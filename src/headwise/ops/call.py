@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from headwise.masks.patterns import Mask
-from headwise.masks.visits import Sizes
+from headwise.masks.rows import Sizes
 from headwise.ops.bias import Bias
 
 

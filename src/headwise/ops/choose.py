@@ -11,7 +11,7 @@ from headwise.masks.visits import visited_share
 from headwise.ops.blocked.fused import can_fuse
 from headwise.ops.call import Call
 from headwise.ops.lowering import form_of
-from headwise.ops.obstacles import OBSTACLES, is_traced, require_impl
+from headwise.ops.obstacles import OBSTACLES, is_traced, require_impl, with_numbers
 from headwise.ops.results import Choice
 from headwise.ops.sdpa import plan_kernel
 
@@ -45,7 +45,8 @@ def _runs_here(call: Call) -> bool:
 def _is_sparse(call: Call) -> bool:
     if call.has_indices or form_of(call).kind != "bool":
         return False  # with indices of their own, all pairs would have to be looked at to know
-    return visited_share(call.mask, call.sizes) <= MOST_VISITED
+    with with_numbers(call):
+        return visited_share(call.mask, call.sizes) <= MOST_VISITED
 
 
 def _has_no_kernel(call: Call) -> bool:

@@ -17,8 +17,10 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask
 
 from headwise.masks.dense import flex_mask_mod
 from headwise.masks.patterns import Full, Mask
+from headwise.ops.blocked.idle import find_idle
+from headwise.ops.blocked.work import Work
 from headwise.ops.call import Call
-from headwise.ops.lowering import Idle, fill_idle, find_idle, form_of, idle_of
+from headwise.ops.lowering import fill_idle, form_of
 from headwise.ops.reference import reference_attention
 from headwise.ops.results import AttentionOutput
 from headwise.ops.scores import cap_scores, places_of
@@ -43,8 +45,9 @@ def flex_attention(call: Call) -> AttentionOutput:
         call = call._replace(query=call.query.detach(), key=call.key.detach(), value=call.value.detach())
     block_mask = None
     if call.has_indices or form_of(call).kind != "none":
-        block_mask, idle = _lower(call)
-        call = fill_idle(call, idle)
+        block_mask = _lower(call)
+        idle = find_idle(call, Work(call, is_fused=True).parts)
+        call = call if idle is None else fill_idle(call, idle)
     compute = _compiled() if _pays_to_compile(call) else _compute_uncompiled
     output, aux = compute(
         *call[:3],
@@ -92,14 +95,13 @@ def _compute_uncompiled(query: Tensor, key: Tensor, value: Tensor, **settings: A
         setattr(torch_flex, switch, before)
 
 
-def _lower(call: Call) -> tuple[BlockMask, Idle]:
-    """Return the mask of a call for FlexAttention, and what it leaves idle."""
+def _lower(call: Call) -> BlockMask:
+    """Return the mask of a call for FlexAttention."""
     mask = Full() if call.mask is None else call.mask
     batch_size, num_heads, query_len, _ = call.query.shape
-    num_kv_heads, key_len = call.key.shape[1:3]
+    key_len = call.key.shape[2]
     device = call.query.device
     if call.has_indices:
-        idle = find_idle(call)
         mask_mod = flex_mask_mod(
             mask,
             query_len=query_len,
@@ -110,28 +112,25 @@ def _lower(call: Call) -> tuple[BlockMask, Idle]:
         # Where the tokens stand is not known before a look at the indices: every block is looked at, pair by pair.
         blocks = (1, 1, -(-query_len // BLOCK_SIZE), -(-key_len // BLOCK_SIZE))
         partial = torch.ones(blocks, dtype=torch.bool, device=device)
-        return _block_mask(partial, torch.zeros_like(partial), mask_mod, query_len, key_len), idle
-    sizes = (num_heads, num_kv_heads, query_len, key_len, device)
+        return _block_mask(partial, torch.zeros_like(partial), mask_mod, query_len, key_len)
+    sizes = (num_heads, query_len, key_len, device)
     return _lower_kept(mask, *sizes) if mask.is_structural else _lower_plain(mask, batch_size, *sizes)
 
 
 @lru_cache(maxsize=NUM_KEPT_MASKS)
-def _lower_kept(
-    mask: Mask, num_heads: int, num_kv_heads: int, query_len: int, key_len: int, device: torch.device
-) -> tuple[BlockMask, Idle]:
+def _lower_kept(mask: Mask, num_heads: int, query_len: int, key_len: int, device: torch.device) -> BlockMask:
     """Do what `_lower_plain` does, once for each structural mask, which is the same for all batch rows."""
-    return _lower_plain(mask, 1, num_heads, num_kv_heads, query_len, key_len, device)
+    return _lower_plain(mask, 1, num_heads, query_len, key_len, device)
 
 
 def _lower_plain(
     mask: Mask,
     batch_size: int,
     num_heads: int,
-    num_kv_heads: int,
     query_len: int,
     key_len: int,
     device: torch.device,
-) -> tuple[BlockMask, Idle]:
+) -> BlockMask:
     layout = mask.block_layout(BLOCK_SIZE, query_len, key_len, batch_size=batch_size, num_heads=num_heads)
     whole = layout.all_allowed.clone()
     # A block that the lengths cut is looked at pair by pair, as in torch's own masks.
@@ -144,8 +143,7 @@ def _lower_plain(
     def mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return at_places(batch, head, query + offset, key)
 
-    block_mask = _block_mask(partial.to(device), whole.to(device), mask_mod, query_len, key_len)
-    return block_mask, idle_of(mask, batch_size, num_heads, num_kv_heads, query_len, key_len, device)
+    return _block_mask(partial.to(device), whole.to(device), mask_mod, query_len, key_len)
 
 
 def _offset(query_len: int, key_len: int, device: torch.device) -> Tensor:

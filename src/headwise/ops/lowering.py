@@ -8,9 +8,8 @@ from torch import Tensor
 
 from headwise.masks.dense import dense_mask
 from headwise.masks.form import MaskForm, simplest_form
-from headwise.masks.patterns import Full, Mask
+from headwise.masks.patterns import Full
 from headwise.ops.call import Call
-from headwise.ops.scores import places_of
 
 PAIRS_AT_ONCE = 2**22  # looked at together, over all batch rows and heads: 4 MiB of bool
 
@@ -106,41 +105,6 @@ def fill_idle(call: Call, idle: Idle) -> Call:
         key=call.key.masked_fill(idle.is_unread, 0.0),
         value=call.value.masked_fill(idle.is_unread, 0.0),
     )
-
-
-def find_idle(call: Call) -> Idle:
-    """Say what is idle in a call, without a table of all its pairs."""
-    batch_size, num_heads, query_len, _ = call.query.shape
-    num_kv_heads, key_len = call.key.shape[1:3]
-    if not call.has_indices:
-        mask = Full() if call.mask is None else call.mask
-        return idle_of(mask, batch_size, num_heads, num_kv_heads, query_len, key_len, call.query.device)
-    rows = max(1, PAIRS_AT_ONCE // max(1, batch_size * num_heads * key_len))
-    index = places_of(call).query_index[:, 0, :, 0]  # (B or 1, T)
-    chunks = zip(torch.split(call.query, rows, dim=2), torch.split(index, rows, dim=1), strict=True)
-    pieces = [allowed_pairs(call._replace(query=query, query_index=places)) for query, places in chunks]
-    # A mask that looks at keys alone has one row for all queries of a piece.
-    sizes = [min(rows, query_len - first) for first in range(0, query_len, rows)]
-    has_key = [piece.any(-1, keepdim=True).expand(-1, -1, size, -1) for piece, size in zip(pieces, sizes, strict=True)]
-    reads = torch.cat(has_key, dim=2)
-    is_read = torch.stack([piece.any(-2) for piece in pieces]).any(0)
-    return Idle(~reads, ~_over_groups(is_read, num_kv_heads).unsqueeze(-1))
-
-
-def idle_of(
-    mask: Mask,
-    batch_size: int,
-    num_heads: int,
-    num_kv_heads: int,
-    query_len: int,
-    key_len: int,
-    device: torch.device,
-) -> Idle:
-    """Say what a mask leaves idle, the queries standing at the end of the keys."""
-    sizes = {"batch_size": batch_size, "num_heads": num_heads}
-    reads = mask.block_layout((1, key_len), query_len, key_len, **sizes).any_allowed
-    is_read = mask.block_layout((query_len, 1), query_len, key_len, **sizes).any_allowed.squeeze(-2)
-    return Idle(~reads.to(device), ~_over_groups(is_read.to(device), num_kv_heads).unsqueeze(-1))
 
 
 def _over_groups(is_read: Tensor, num_kv_heads: int) -> Tensor:

@@ -1,10 +1,14 @@
 """What each implementation cannot do, in words."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from headwise.errors import UnsupportedError
+from headwise.kernels import traced_device
 from headwise.ops.call import Call
 
 
@@ -44,9 +48,27 @@ def find_blocked_obstacle(call: Call) -> str | None:
         return "attention by blocks has no forward-mode derivatives"
     places = (call.query_index, call.key_index, call.query_positions, call.key_positions)
     tensors = (*call.learned, *(one for one in places if one is not None))
+    if is_fake(call.query) and _is_traced_by_sizes(call):
+        return None
     if call.query.device.type == "meta" or any(_has_no_numbers(tensor) for tensor in tensors):
         return "attention by blocks needs tensors with numbers, not fake ones, and none inside torch.func's transforms"
     return None
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor is one of `FakeTensorMode`: with a size, but without numbers."""
+    return isinstance(tensor, FakeTensor)
+
+
+def with_numbers(call: Call) -> AbstractContextManager[object]:
+    """Let tensors have numbers inside where those of the call have none."""
+    return _disable_current_modes() if is_fake(call.query) else nullcontext()
+
+
+def _is_traced_by_sizes(call: Call) -> bool:
+    """Tell whether a trace of a step on a CPU asks, and the sizes alone say what is visited."""
+    is_known = call.mask is None or call.mask.is_structural
+    return traced_device.get() == "cpu" and is_known and not call.has_indices
 
 
 def _has_no_numbers(tensor: torch.Tensor) -> bool:

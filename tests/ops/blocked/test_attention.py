@@ -6,26 +6,26 @@ import pytest
 import torch
 
 from headwise.errors import HeadwiseError
-from headwise.masks import visits
+from headwise.masks import rows, visits
 from headwise.masks.bigbird import BigBird
 from headwise.masks.data import KeyPadding
 from headwise.masks.patterns import Causal, SlidingWindow
 from headwise.masks.sparse import LocalWindow
 from headwise.masks.tables import BlockSparse, Explicit
 from headwise.ops.attention import attention
-from headwise.ops.blocked import attention as blocked
+from headwise.ops.blocked import idle
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Blocks of four tokens, put together only where they read the same."""
-    monkeypatch.setattr(visits, "BLOCK", 4)
-    monkeypatch.setattr(visits, "OVERHEAD_PAIRS", 0)
+    monkeypatch.setattr(rows, "BLOCK", 4)
+    monkeypatch.setattr(rows, "OVERHEAD_PAIRS", 0)
     visits._plan_parts_once.cache_clear()
-    blocked._IDLE.clear()
+    idle._KNOWN.clear()
     yield
     visits._plan_parts_once.cache_clear()
-    blocked._IDLE.clear()
+    idle._KNOWN.clear()
 
 
 def inputs(query_len=41, key_len=41, *, batch=2, num_heads=4, num_kv_heads=2, head_dim=5, dtype=torch.float64, seed=0):

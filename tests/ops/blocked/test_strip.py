@@ -3,28 +3,28 @@
 import pytest
 import torch
 
-from headwise.masks import visits
+from headwise.masks import rows, visits
 from headwise.masks.patterns import Causal, SlidingWindow
 from headwise.masks.sparse import Dilated, LocalWindow
 from headwise.ops.attention import attention
-from headwise.ops.blocked import attention as blocked
-from headwise.ops.blocked import strip
+from headwise.ops.blocked import idle, strip
 from headwise.ops.blocked.fused import can_fuse
 from headwise.ops.blocked.strip import Strip
+from headwise.ops.blocked.work import Work
 from headwise.ops.call import Call
 
 
 @pytest.fixture(autouse=True)
 def small_strips(monkeypatch):
     """Blocks of four tokens, and strips of a few visits."""
-    monkeypatch.setattr(visits, "BLOCK", 4)
-    monkeypatch.setattr(visits, "OVERHEAD_PAIRS", 0)
+    monkeypatch.setattr(rows, "BLOCK", 4)
+    monkeypatch.setattr(rows, "OVERHEAD_PAIRS", 0)
     monkeypatch.setattr(visits, "MAX_STRIP_NUMBERS", 5 * 24 * 4)
     visits._plan_parts_once.cache_clear()
-    blocked._IDLE.clear()
+    idle._KNOWN.clear()
     yield
     visits._plan_parts_once.cache_clear()
-    blocked._IDLE.clear()
+    idle._KNOWN.clear()
 
 
 def make_call(mask, *, batch=2, num_heads=6, num_kv_heads=2, query_len=61, key_len=61, lay=None):
@@ -41,7 +41,7 @@ def make_call(mask, *, batch=2, num_heads=6, num_kv_heads=2, query_len=61, key_l
 @pytest.mark.parametrize(("batch", "query_len", "key_len", "lay"), [(2, 125, 125, None), (1, 101, 131, "tokens")])
 def test_strips_equal_the_reference(mask, num_kv_heads, batch, query_len, key_len, lay):
     call = make_call(mask, batch=batch, num_kv_heads=num_kv_heads, query_len=query_len, key_len=key_len, lay=lay)
-    parts = blocked._Work(call, None, can_fuse(call)).parts()
+    parts = Work(call, can_fuse(call)).parts()
     assert any(isinstance(part, Strip) for part in parts) == (mask != SlidingWindow(8) | Causal())
     grad = torch.randn(call.query.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     results = []
@@ -55,11 +55,11 @@ def test_strips_equal_the_reference(mask, num_kv_heads, batch, query_len, key_le
 def test_keys_whose_heads_lie_at_no_one_distance_are_visited_one_by_one():
     call = make_call(SlidingWindow(7), batch=2, lay="tokens")
     assert not strip.can_show(call.key)
-    assert not any(isinstance(part, Strip) for part in blocked._Work(call, None, True).parts())
+    assert not any(isinstance(part, Strip) for part in Work(call, is_fused=True).parts())
 
 
 def test_a_strip_shows_no_more_keys_than_it_may():
     call = make_call(SlidingWindow(7))
-    for part in blocked._Work(call, None, True).parts():
+    for part in Work(call, is_fused=True).parts():
         if isinstance(part, Strip):
             assert part.take_keys(call.key)[0].numel() <= visits.MAX_STRIP_NUMBERS

@@ -36,6 +36,7 @@ from headwise.cost.tracing.standing import stand_module, stand_states
 from headwise.cost.workload import Workload
 from headwise.errors import HeadwiseError, ModelError, UnsupportedError, describe
 from headwise.integrations.transformers_tracing import whole_texts
+from headwise.kernels import traced_device
 
 _UNKNOWN_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 
@@ -176,6 +177,8 @@ class _Step:
             stack.enter_context(whole_texts())
             stack.enter_context(self.kernels)
             stack.enter_context(self.recorder)
+            token = traced_device.set(self.workload.device)
+            stack.callback(traced_device.reset, token)
             if self.workload.device == "cuda":
                 from headwise.cost.cuda.rules import device_rules
 

@@ -1,8 +1,6 @@
 """blocked_attention: every allowed pair is computed once, part by part, and computed again on the way back."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,17 +8,16 @@ from torch import Tensor
 
 from headwise.errors import HeadwiseError, UnsupportedError
 from headwise.masks.patterns import Mask
-from headwise.masks.visits import CACHED_PLANS, Parts, Sizes, block_of, most_pairs, plan_parts, visits_of
 from headwise.ops.blocked.fused import can_fuse, fused_backward, fused_forward
-from headwise.ops.blocked.idle import idle_of_parts
-from headwise.ops.blocked.indexed import indexed_layout
+from headwise.ops.blocked.idle import find_idle
 from headwise.ops.blocked.part import Part
 from headwise.ops.blocked.plain import Plain
-from headwise.ops.blocked.strip import Strip, can_show
 from headwise.ops.blocked.tile import Tiles
+from headwise.ops.blocked.work import Work
 from headwise.ops.call import Call
 from headwise.ops.dropout import draw_seed
-from headwise.ops.lowering import Idle, fill_idle, form_of
+from headwise.ops.lowering import fill_idle, form_of
+from headwise.ops.obstacles import with_numbers
 from headwise.ops.results import AttentionOutput
 
 
@@ -37,8 +34,9 @@ def blocked_attention(call: Call) -> AttentionOutput:
     seed: Tensor | int | None = None
     if call.dropout_p > 0:
         seed = draw_seed(call.query.device) if call.dropout_seed is None else call.dropout_seed
-    work = _Work(call, seed, can_fuse(call))
-    idle = _find_idle(work) if form_of(call).has_idle else None
+    work = Work(call, can_fuse(call), seed)
+    with with_numbers(call):
+        idle = find_idle(call, work.parts)
     if idle is not None:
         call = work.call = fill_idle(call, idle)
     apply: Callable[..., tuple[Tensor, Tensor]] = _Blocked.apply
@@ -46,75 +44,22 @@ def blocked_attention(call: Call) -> AttentionOutput:
     return AttentionOutput(output, None, logsumexp if call.return_logsumexp else None)
 
 
-def _find_idle(work: "_Work") -> Idle | None:
-    """Say what is idle in a call; None: nothing. Of a structural mask it is remembered."""
-    call = work.call
-    if call.mask is None or not call.mask.is_structural or call.has_indices:
-        return idle_of_parts(call, work.parts())
-    key = (call.mask, call.sizes, call.query.device)
-    known = _IDLE.get(key)
-    if known is None:
-        if len(_IDLE) >= CACHED_PLANS:
-            _IDLE.clear()
-        with torch.inference_mode(False):  # what is remembered serves a training, too
-            known = _IDLE[key] = (idle_of_parts(call, work.parts()),)
-    return known[0]
-
-
-_IDLE: dict[tuple[Mask, Sizes, torch.device], tuple[Idle | None]] = {}
-
-
-@dataclass
-class _Work:
-    """A call, and what is visited for it: the same on the way back, whose tensors autograd keeps."""
-
-    call: Call
-    seed: Tensor | int | None
-    is_fused: bool
-    versions: tuple[tuple[Tensor, int], ...] = ()
-    """What the call reads that autograd does not watch, with how often it had been changed in place."""
-
-    @cached_property
-    def plan(self) -> Parts:
-        """What is visited."""
-        call = self.call
-        sizes = call.sizes
-        has_bias = call.bias is not None
-        if call.has_indices and 0 not in sizes:
-            max_pairs = most_pairs(sizes, is_fused=self.is_fused, has_bias=has_bias)
-            return Parts(visits_of(indexed_layout(call, block_of(sizes)), sizes, max_pairs), are_strips=False)
-        return plan_parts(
-            call.mask,
-            sizes,
-            is_fused=self.is_fused,
-            has_bias=has_bias,
-            head_dim=call.key.shape[3],
-            may_show=can_show(call.key) and can_show(call.value),
-        )
-
-    def parts(self) -> list[Part]:
-        """Return the parts."""
-        sizes, device = self.call.sizes, self.call.query.device
-        return [
-            Strip(visits, sizes, device) if self.plan.are_strips and len(visits) > 1 else Part(visits, sizes, device)
-            for visits in self.plan.bundles
-        ]
-
-
 class _Blocked(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, work: _Work, query: Tensor, key: Tensor, value: Tensor, sink: Tensor | None, *bias: Tensor
+        ctx: Any, work: Work, query: Tensor, key: Tensor, value: Tensor, sink: Tensor | None, *bias: Tensor
     ) -> tuple[Tensor, Tensor]:
         call = work.call
         dtype = torch.promote_types(query.dtype, torch.float32)
         shape = (*query.shape[:3], value.shape[-1])
         output = query.new_zeros(shape)
         logsumexp = query.new_full(shape[:3], -torch.inf, dtype=dtype)
-        tiles, plain = Tiles(call, dtype), Plain(call, work.seed)
+        tiles, plain = Tiles(call, dtype, work.plan.shared_tiles), Plain(call, work.seed, work.plan.most_pairs)
         may_be_empty = call.bias is not None or form_of(call).has_idle
-        for part in work.parts():
-            tensors = part.take_queries(query), part.take_keys(key), part.take_keys(value)
+        keys, values = (one.contiguous() if work.plan.gathers else one for one in (key, value))
+
+        def compute(part: Part) -> None:
+            tensors = part.take_queries(query), part.take_keys(keys), part.take_keys(values)
             tile = tiles.of(part)
             if work.is_fused:
                 of_part, sums = fused_forward(*tensors, tile, call.score_scale, may_be_empty=may_be_empty)
@@ -122,6 +67,9 @@ class _Blocked(torch.autograd.Function):
                 of_part, sums = plain.forward(part, *tensors, tile)
             part.put_queries(output, of_part)
             part.put_queries(logsumexp, sums)
+
+        for part in work.parts():
+            compute(part)
         totals = logsumexp
         if sink is not None:
             totals = torch.logaddexp(logsumexp, sink.view(1, -1, 1))
@@ -163,18 +111,20 @@ class _Blocked(torch.autograd.Function):
         of_value = torch.zeros_like(value, dtype=totals.dtype, memory_format=torch.contiguous_format)
         of_bias = [torch.zeros_like(one) if one.requires_grad else None for one in bias]
         wants_bias = any(one is not None for one in of_bias)
-        tiles, plain = Tiles(call, totals.dtype), Plain(call, work.seed)
-        for part in work.parts():
-            tensors = part.take_queries(query), part.take_keys(key), part.take_keys(value)
+        tiles, plain = Tiles(call, totals.dtype, work.plan.shared_tiles), Plain(call, work.seed, work.plan.most_pairs)
+        keys, values = (one.contiguous() if work.plan.gathers else one for one in (key, value))
+
+        def compute(part: Part) -> None:
+            tensors = part.take_queries(query), part.take_keys(keys), part.take_keys(values)
             of_part, out_of_part = part.take_queries(grad), part.take_queries(output)
             tile = tiles.of(part)
-            delta = (of_part * out_of_part).sum(-1, dtype=totals.dtype)
             if taken is not None:
-                part.put_queries(taken, delta)
+                part.put_queries(taken, _dot(of_part, out_of_part, totals.dtype))
             if work.is_fused:
                 sums = part.take_queries(totals)
                 made = fused_backward(of_part, *tensors, out_of_part, sums, tile, call.score_scale)
             else:
+                delta = _dot(of_part, out_of_part, totals.dtype)
                 if share is not None:
                     of_rows = part.take_queries(share)
                     of_part, delta = of_part * of_rows.unsqueeze(-1), delta * of_rows
@@ -186,8 +136,16 @@ class _Blocked(torch.autograd.Function):
             part.add_keys(of_value, made.value)
             if made.scores is not None:
                 _add_bias(of_bias, bias, made.scores, part, tiles)
+
+        for part in work.parts():
+            compute(part)
         of_sink = None if taken is None else -((sink.view(1, -1, 1) - totals).exp() * taken).sum((0, 2))
         return (None, of_query, of_key.to(key.dtype), of_value.to(value.dtype), of_sink, *of_bias)
+
+
+def _dot(some: Tensor, others: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the product of each row with its counterpart."""
+    return (some * others).sum(-1, dtype=dtype)
 
 
 def _add_bias(sums: list[Tensor | None], bias: list[Tensor], scores: Tensor, part: Part, tiles: Tiles) -> None:

@@ -1,17 +1,43 @@
 """What is idle in a call, from the parts that are visited: queries without a key, and slots that nobody reads."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 
+from headwise.masks.patterns import Mask
+from headwise.masks.rows import Sizes
+from headwise.masks.visits import CACHED_PLANS
 from headwise.ops.blocked.part import Part
 from headwise.ops.blocked.tile import allowed_of, fold
 from headwise.ops.call import Call
-from headwise.ops.lowering import Idle
+from headwise.ops.lowering import Idle, form_of
 
 
-def idle_of_parts(call: Call, parts: Iterable[Part]) -> Idle | None:
-    """Say what is idle; None: nothing. Pairs are looked at in parts that are not allowed as a whole."""
+def find_idle(call: Call, parts: Callable[[], Iterable[Part]]) -> Idle | None:
+    """Say what is idle in a call; None: nothing. Of a structural mask it is remembered.
+
+    Args:
+        call: the call.
+        parts: gives what is visited. Pairs are looked at in parts that are not allowed as a whole.
+    """
+    if not form_of(call).has_idle:
+        return None
+    if call.mask is None or not call.mask.is_structural or call.has_indices:
+        return _look(call, parts)
+    key = (call.mask, call.sizes, call.query.device)
+    known = _KNOWN.get(key)
+    if known is None:
+        if len(_KNOWN) >= CACHED_PLANS:
+            _KNOWN.clear()
+        with torch.inference_mode(False):  # what is remembered serves a training, too
+            known = _KNOWN[key] = (_look(call, parts),)
+    return known[0]
+
+
+_KNOWN: dict[tuple[Mask, Sizes, torch.device], tuple[Idle | None]] = {}
+
+
+def _look(call: Call, parts: Callable[[], Iterable[Part]]) -> Idle | None:
     if _reads_itself(call):
         return None
     batch, num_heads, query_len, _ = call.query.shape
@@ -19,7 +45,7 @@ def idle_of_parts(call: Call, parts: Iterable[Part]) -> Idle | None:
     device = call.query.device
     reads = torch.zeros(batch, num_heads, query_len, 1, dtype=torch.bool, device=device)
     num_readers = torch.zeros(batch, num_kv_heads, key_len, 1, device=device)
-    for part in parts:
+    for part in parts():
         rows, columns = part.take_queries(reads), part.take_keys(num_readers)
         if part.is_whole:
             part.put_queries(reads, torch.ones_like(rows))

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from headwise.masks.visits import Sizes, Visit
+from headwise.masks.rows import Sizes
+from headwise.masks.visits import Visit
 
 
 class Places(NamedTuple):
@@ -106,7 +107,7 @@ class Part:
     def take_keys(self, tensor: Tensor) -> Tensor:
         """(B, K, S, D) -> (batch, kv heads, S', D)."""
         if self._rows is not None:
-            rows = tensor.flatten(1, 2).index_select(1, self._rows.flatten())
+            rows = tensor.view(tensor.shape[0], -1, tensor.shape[3]).index_select(1, self._rows.flatten())
             return rows.view(rows.shape[0], *self._rows.shape, rows.shape[-1])
         heads = tensor[self._batch_slice, self._kv_slice]
         pieces = [heads[:, :, begin:end] for begin, end in self.visit.keys]

@@ -7,6 +7,7 @@ from headwise.ops.blocked.part import Part, PartGradients
 from headwise.ops.blocked.tile import indices_of
 from headwise.ops.call import Call
 from headwise.ops.dropout import keep_pairs, key_states, query_states
+from headwise.ops.obstacles import is_fake
 
 
 class Plain:
@@ -19,12 +20,14 @@ class Plain:
     Args:
         call: the call, in the dtype of its inputs.
         seed: of the dropout, None without it.
+        most_pairs: queries times keys of the largest part, of one head.
 
     Source: Dao et al. 2022, "FlashAttention", appendix B.
     """
 
-    def __init__(self, call: Call, seed: Tensor | int | None):
+    def __init__(self, call: Call, seed: Tensor | int | None, most_pairs: int):
         self._call, self._seed = call, seed
+        self._most_scores = most_pairs * (call.sizes.num_heads // call.sizes.num_kv_heads)
         self._dtype = torch.promote_types(call.query.dtype, torch.float32)
         self._buffers: dict[str, Tensor] = {}
 
@@ -36,7 +39,8 @@ class Plain:
         output = query.new_empty((batch, heads, rows, value.shape[-1]), dtype=self._dtype)
         logsumexp = query.new_empty((batch, heads, rows), dtype=self._dtype)
         kept = self._kept(part)
-        for one in _matrices(batch, heads):
+
+        def compute(one: tuple[int, int]) -> None:
             weights = self._scores(query[one], key[one], _pick(tile, one))
             most = weights.amax(-1, keepdim=True).clamp_(min=torch.finfo(self._dtype).min)
             total = weights.sub_(most).exp_().sum(-1, keepdim=True)
@@ -46,6 +50,9 @@ class Plain:
             torch.mm(weights, value[one].to(self._dtype), out=output[one])
             output[one] /= total.masked_fill(total == 0, 1.0)
             logsumexp[one] = (most + total.log()).squeeze(-1)
+
+        for one in self._matrices(batch, heads):
+            compute(one)
         return output.to(query.dtype), logsumexp
 
     def backward(
@@ -78,7 +85,8 @@ class Plain:
         logsumexp = logsumexp.masked_fill(logsumexp.isneginf(), torch.finfo(self._dtype).max)
         kept = self._kept(part)
         softcap, scale = self._call.softcap, self._call.score_scale
-        for one in _matrices(batch, heads):
+
+        def compute(one: tuple[int, int]) -> None:
             of_output, of_query, of_key, of_value = (x[one].to(self._dtype) for x in (grad, query, key, value))
             weights = self._scores(of_query, of_key, _pick(tile, one), keeps_slope=softcap is not None)
             weights.sub_(logsumexp[one].unsqueeze(-1)).exp_()
@@ -99,6 +107,9 @@ class Plain:
                 changes *= self._buffer("slope", rows, key.shape[2])
             torch.mm(changes, of_key, out=made[0][one])
             torch.mm(changes.mT, of_query, out=made[1][one])
+
+        for one in self._matrices(batch, heads):
+            compute(one)
         made[0] *= scale
         made[1] *= scale
         return PartGradients(made[0], made[1], made[2], scores)
@@ -121,13 +132,17 @@ class Plain:
     def _kept(self, part: Part) -> "Kept | None":
         return None if self._seed is None else Kept(self._call, part, self._seed)
 
+    def _matrices(self, batch: int, heads: int) -> list[tuple[int, int]]:
+        """List the matrices of a part; of a call without numbers one, whose memory the others use again."""
+        if is_fake(self._call.query):
+            return [(0, 0)]
+        return [(row, head) for row in range(batch) for head in range(heads)]
+
     def _buffer(self, name: str, rows: int, columns: int) -> Tensor:
         """Return memory that every matrix uses again: fresh pages cost more than what is computed in them."""
-        buffer = self._buffers.get(name)
-        if buffer is None or buffer.numel() < rows * columns:
-            buffer = self._call.query.new_empty(rows * columns, dtype=self._dtype)
-            self._buffers[name] = buffer
-        return buffer[: rows * columns].view(rows, columns)
+        if name not in self._buffers:
+            self._buffers[name] = self._call.query.new_empty(self._most_scores, dtype=self._dtype)
+        return self._buffers[name][: rows * columns].view(rows, columns)
 
 
 class Kept:
@@ -147,10 +162,6 @@ class Kept:
         keys = _pick(self._keys, one)
         assert keys is not None
         return keep_pairs(self._queries[one], keys, self._dropout_p)
-
-
-def _matrices(batch: int, heads: int) -> list[tuple[int, int]]:
-    return [(row, head) for row in range(batch) for head in range(heads)]
 
 
 def _pick(tile: Tensor | None, one: tuple[int, int]) -> Tensor | None:

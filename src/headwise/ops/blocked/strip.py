@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headwise.masks.visits import Sizes, Visit
+from headwise.masks.rows import Sizes
+from headwise.masks.visits import Visit
 from headwise.ops.blocked.part import Part
 
 

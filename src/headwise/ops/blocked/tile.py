@@ -6,38 +6,32 @@ import torch
 from torch import Tensor
 
 from headwise.masks.patterns import Full
+from headwise.masks.visits import TileKey, tile_key
 from headwise.ops.blocked.part import Part, Places
 from headwise.ops.call import Call
 
-MAX_SHARED = 2**16  # numbers of a tile that parts share
-MAX_KNOWN = 32  # such tiles: 8 MiB
-
 
 class Tiles:
-    """The tiles of a call's parts. Where a mask looks at distances alone, small parts that are alike share one.
+    """The tiles of a call's parts.
 
     Args:
         call: the call.
         dtype: of the tiles.
+        shared: those that several parts have.
     """
 
-    def __init__(self, call: Call, dtype: torch.dtype):
-        self._call, self._dtype = call, dtype
-        is_plain = call.mask is not None and call.bias is None and not call.has_indices
-        self._depends_on_distance = is_plain and call.mask is not None and call.mask.looks_at_distance_alone
-        self._known: dict[tuple[int, int, int], Tensor | None] = {}
+    def __init__(self, call: Call, dtype: torch.dtype, shared: frozenset[TileKey]):
+        self._call, self._dtype, self._shared = call, dtype, shared
+        self._known: dict[TileKey, Tensor | None] = {}
 
     def of(self, part: Part) -> Tensor | None:
         """Return what is added to the scores of a part: (batch or 1, kv heads or 1, rows, S'); None: nothing."""
         if part.is_whole and self._call.bias is None:
             return None
-        is_shared = self._depends_on_distance and not part.is_bundle and len(part.visit.keys) == 1
-        if not is_shared or part.num_queries * part.num_keys > MAX_SHARED:
+        key = tile_key(part.visit)
+        if key is None or key not in self._shared:
             return self._make(part, part.places())
-        key = (part.visit.queries[0] - part.visit.keys[0][0], part.num_queries, part.num_keys)
         if key not in self._known:
-            if len(self._known) == MAX_KNOWN:
-                self._known.clear()
             self._known[key] = self._make(part, part.places())
         return self._known[key]
 
