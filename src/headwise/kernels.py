@@ -38,7 +38,8 @@ class KernelChoice(Result):
 
     `name`: "cudnn", "flash", "efficient" or "math" on CUDA; "flash_cpu" or "math" on CPU. "math" builds the score
     matrix and copies grouped keys and values for every query head; all others need memory linear in the lengths.
-    "error": none of the kernels that are allowed can serve the case, and torch raises RuntimeError.
+    "error": none of the kernels that are allowed can serve the case, and torch raises RuntimeError. "blocked": none of
+    torch's, but our own attention by blocks, as our own layers take it.
     """
 
     name: str
@@ -148,6 +149,22 @@ def choose_packing(case: SdpaCase, queries_per_kv: int) -> tuple[bool, KernelCho
     mask: MaskForm = "none" if case.mask == "none" else "bool"
     query_len = None if case.query_len is None else queries_per_kv * case.query_len
     return True, sdpa_kernel(case._replace(grouped=False, mask=mask, query_len=query_len))
+
+
+LEAST_PAIRS = 2**18
+"""Queries times keys from which on attention by blocks may pay: below, planning takes longer than it saves."""
+LEAST_QUERIES = 64  # of a call with fewer, as in decoding, torch's kernel reads the keys once, as blocks would
+MOST_VISITED = 0.7
+"""Share of the pairs up to which visiting the allowed ones alone is faster than torch's kernel with the whole mask. On
+two cores it is 1.1 to 1.7 times as fast there from 1024 tokens on, about as fast at 512, and slower from 0.9 on."""
+
+
+def may_pay_by_blocks(device: str, query_len: int, key_len: int) -> bool:
+    """Say whether our attention by blocks is considered at all.
+
+    On a CPU, from some size on; on a GPU it has not been measured, and is taken only where it is asked for.
+    """
+    return device == "cpu" and query_len >= LEAST_QUERIES and query_len * key_len >= LEAST_PAIRS
 
 
 def _order(case: SdpaCase) -> tuple[str, ...]:

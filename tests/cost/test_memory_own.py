@@ -4,72 +4,19 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from headwise.config.attention import AttentionConfig, Rotary
-from headwise.config.block import BlockConfig, FeedForwardConfig
-from headwise.config.model import ModelConfig, OutputHead
+from headwise.config.attention import Rotary
+from headwise.config.model import OutputHead
 from headwise.cost.memory import predict_step
 from headwise.cost.running.measure import measure_training_step
 from headwise.cost.workload import Workload
 from headwise.masks.patterns import Causal, SlidingWindow
 from headwise.nn import multihead
-from headwise.nn.block import Block
 from headwise.ops.results import AttentionOutput
 
-VOCAB, WIDTH, HEADS = 97, 24, 3
+VOCAB, WIDTH = 97, 24
 IMPLS = {"eager": "reference", "sdpa": "sdpa"}
-
-
-class Stack(nn.Module):
-    """The model around our blocks that a config of model_type "headwise" stands for."""
-
-    def __init__(self, config, impl):
-        super().__init__()
-        norm = nn.LayerNorm if config.blocks[0].norm == "layernorm" else nn.RMSNorm
-        width = config.embed_dim
-        self.tokens = nn.Embedding(config.vocab_size, width)
-        self.positions = nn.Embedding(config.position_table_size, width) if config.position_table_size else None
-        self.dropout = nn.Dropout(config.embedding_dropout_p)
-        self.blocks = nn.ModuleList([Block(block, impl=impl) for block in config.blocks])
-        self.norm = norm(width) if config.final_norm else nn.Identity()
-        self.head = nn.Linear(width, config.head.num_outputs, bias=False) if config.head else nn.Identity()
-
-    def forward(self, ids):
-        x = self.tokens(ids)
-        if self.positions is not None:
-            x = x + self.positions(torch.arange(ids.shape[1]))
-        x = self.dropout(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x))
-
-
-def describe(
-    *, dropout_p=0.0, norm="layernorm", placement="pre", feed_forward=None, positions=0, head=None, **attention
-):
-    attention = {"embed_dim": WIDTH, "num_heads": HEADS, "dropout_p": dropout_p} | attention
-    block = BlockConfig(
-        attention=AttentionConfig(**attention),
-        feed_forward=FeedForwardConfig(embed_dim=WIDTH, hidden_dim=37, **(feed_forward or {})),
-        norm=norm,
-        norm_placement=placement,
-        dropout_p=dropout_p,
-    )
-    return ModelConfig(
-        name="own",
-        model_type="headwise",
-        kind="decoder",
-        embed_dim=WIDTH,
-        vocab_size=VOCAB,
-        max_positions=53,
-        position_table_size=positions,
-        embedding_dropout_p=dropout_p,
-        blocks=(block, block),
-        final_norm=placement == "pre",
-        head=head,
-    )
 
 
 VARIANTS = {
@@ -102,11 +49,11 @@ VARIANTS = {
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # autocast leaves rms_norm alone on CPU
 @pytest.mark.parametrize("attention", IMPLS)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_saved_bytes_of_our_blocks_are_measured_ones_to_the_byte(variant, attention):
+def test_saved_bytes_of_our_blocks_are_measured_ones_to_the_byte(variant, attention, own_models):
     for dropout_p, precision in ((0.0, "fp32"), (0.1, "fp32"), (0.1, "bf16"), (0.1, "amp-bf16")):
-        config = describe(dropout_p=dropout_p, **VARIANTS[variant])
+        config = own_models.describe(dropout_p=dropout_p, **VARIANTS[variant])
         workload = Workload(batch=3, seq=11, device="cpu", optimizer="sgd", attention=attention, precision=precision)
-        module = Stack(config, IMPLS[attention])
+        module = own_models.Stack(config, IMPLS[attention])
         measured = measure_training_step(module, (torch.randint(0, VOCAB, (3, 11)),), workload=workload)
         predicted = predict_step(config, workload)
         assert predicted.saved_bytes == measured.saved_bytes
@@ -115,7 +62,9 @@ def test_saved_bytes_of_our_blocks_are_measured_ones_to_the_byte(variant, attent
 
 @pytest.mark.parametrize("attention", IMPLS)
 @pytest.mark.parametrize("variant", ["causal", "window", "grouped", "narrow values"])
-def test_selective_checkpoints_of_our_blocks_keep_what_goes_into_attention_alone(variant, attention, monkeypatch):
+def test_selective_checkpoints_of_our_blocks_keep_what_goes_into_attention_alone(
+    variant, attention, monkeypatch, own_models
+):
     original = multihead.attention
 
     def checkpointed(query, key, value, **settings):
@@ -125,17 +74,17 @@ def test_selective_checkpoints_of_our_blocks_keep_what_goes_into_attention_alone
         return AttentionOutput(checkpoint(run, query, key, value, use_reentrant=False))
 
     monkeypatch.setattr(multihead, "attention", checkpointed)
-    config = describe(dropout_p=0.1, **VARIANTS[variant])
+    config = own_models.describe(dropout_p=0.1, **VARIANTS[variant])
     plain = Workload(batch=3, seq=11, device="cpu", optimizer="sgd", attention=attention)
-    module = Stack(config, IMPLS[attention])
+    module = own_models.Stack(config, IMPLS[attention])
     measured = measure_training_step(module, (torch.randint(0, VOCAB, (3, 11)),), workload=plain)
     predicted = predict_step(config, replace(plain, checkpoint="selective"))
     assert predicted.saved_bytes == measured.saved_bytes < predict_step(config, plain).saved_bytes
 
 
-def test_one_kernel_normalises_on_cuda_and_keeps_what_came():
+def test_one_kernel_normalises_on_cuda_and_keeps_what_came(own_models):
     """On CPU the norm's parts keep its input and what it becomes before the weight; on CUDA, the input alone."""
-    config = describe(norm="rmsnorm")
+    config = own_models.describe(norm="rmsnorm")
     saved = {}
     for device in ("cpu", "cuda"):
         workload = Workload(batch=2, seq=7, device=device, attention="eager")

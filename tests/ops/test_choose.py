@@ -5,10 +5,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from headwise.errors import UnsupportedError
+from headwise.kernels import LEAST_PAIRS
 from headwise.masks.data import KeyPadding
 from headwise.masks.patterns import Causal, Full, SlidingWindow
 from headwise.ops.attention import attention, choose_impl
-from headwise.ops.choose import LEAST_PAIRS, RULES
+from headwise.ops.choose import RULES
 from headwise.positions.bias import ALiBiBias
 
 LONG, SHORT = 523, 31  # more pairs than LEAST_PAIRS, and fewer

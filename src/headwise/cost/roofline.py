@@ -178,7 +178,7 @@ def _skips_hidden_pairs(config: ModelConfig, attention: AnyAttention, workload: 
     if config.model_type == "headwise" and isinstance(attention, AttentionConfig):
         is_packed, kernel = plan_kernel(attention, workload)
         form = simplest_form(attention.mask, workload.seq, workload.seq)
-        return kernel.is_fused and form.kind == "causal" and not is_packed
+        return kernel.name == "blocked" or (kernel.is_fused and form.kind == "causal" and not is_packed)
     has_mask_tensor = config.model_type == "t5" or is_windowed(attention, workload)
     return not has_mask_tensor and kernel_of(config.model_type, attention, workload).is_fused
 

@@ -54,7 +54,8 @@ class Workload(Result):
         optimizer: one of `OPTIMIZERS`.
         optimizer_step: how torch's optimizer goes over the weights: "foreach" (all at once), "fused" or "loop" (one by
             one). Default: what torch takes by itself, "foreach" on CUDA and "loop" on CPU and for Adafactor.
-        attention: "sdpa" (torch's fused kernels where they can run) or "eager" (product, softmax, product).
+        attention: "sdpa" (torch's fused kernels where they can run; of our own layers what `impl="auto"` takes) or
+            "eager" (product, softmax, product).
         checkpoint: what is computed again in backward instead of saved: "none"; "selective": what stands between
             queries, keys, values and the attention's output (Korthikanti et al. 2022, section 5); "full": every layer.
         accumulation: forward and backward passes of `batch` texts each, per optimizer step.

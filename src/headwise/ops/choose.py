@@ -6,7 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from headwise.errors import UnsupportedError
-from headwise.kernels import KernelChoice
+from headwise.kernels import LEAST_PAIRS, LEAST_QUERIES, MOST_VISITED, KernelChoice, may_pay_by_blocks
 from headwise.masks.visits import visited_share
 from headwise.ops.blocked.fused import can_fuse
 from headwise.ops.call import Call
@@ -14,13 +14,6 @@ from headwise.ops.lowering import form_of
 from headwise.ops.obstacles import OBSTACLES, is_traced, require_impl, with_numbers
 from headwise.ops.results import Choice
 from headwise.ops.sdpa import plan_kernel
-
-LEAST_PAIRS = 2**18
-"""Queries times keys from which on blocks may pay: below, planning what is visited takes longer than it saves."""
-LEAST_QUERIES = 64  # of a call with fewer, as in decoding, torch's kernel reads the keys once, as blocks would
-MOST_VISITED = 0.7
-"""Share of the pairs up to which visiting the allowed ones alone is faster than torch's kernel with the whole mask. On
-two cores it is 1.1 to 1.7 times as fast there from 1024 tokens on, about as fast at 512, and slower from 0.9 on."""
 
 
 class Rule(NamedTuple):
@@ -35,11 +28,9 @@ class Rule(NamedTuple):
 
 
 def _runs_here(call: Call) -> bool:
-    """Blocks pay on a CPU; on a GPU they have not been measured, and are taken only where they are asked for."""
     if is_traced() or call.query.shape[0] == 0:
         return False  # a length that is traced may be unknown
-    query_len, key_len = call.query.shape[2], call.key.shape[2]
-    return call.query.device.type == "cpu" and query_len >= LEAST_QUERIES and query_len * key_len >= LEAST_PAIRS
+    return may_pay_by_blocks(call.query.device.type, call.query.shape[2], call.key.shape[2])
 
 
 def _is_sparse(call: Call) -> bool:
@@ -68,7 +59,7 @@ RULES = (
 )
 """The rules of "auto", the first that holds: blocks where they save time or memory, torch's kernels, plain tensors.
 
-Those for blocks count on a CPU alone, from `LEAST_QUERIES` and `LEAST_PAIRS` on."""
+Those for blocks count where `may_pay_by_blocks`."""
 
 _RULES_WITHOUT_BLOCKS = tuple(rule for rule in RULES if rule.impl != "blocked")
 

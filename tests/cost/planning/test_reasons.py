@@ -101,7 +101,7 @@ def test_fewer_key_value_heads_free_almost_nothing_of_a_long_step_that_is_all_sc
 def test_grouped_heads_in_float32_fall_to_the_math_kernel_and_half_precision_does_not():
     llama = shallow("llama-3.2-1b")
     change = row("amp-bf16", llama, batch=1, seq=2048)
-    assert 'torch then takes its "flash" kernel in place of "math"' in change.why
+    assert 'the kernel is then "flash" in place of "math"' in change.why
     change = row("sdpa", llama, batch=1, seq=2048, attention="eager")
     assert 'torch takes its "math" kernel, memory quadratic' in change.why
     assert "it needs as many key/value heads as query heads" in change.why

@@ -79,7 +79,7 @@ def _other_kernel(before: Setup, after: Setup) -> str | None:
     if not choice.is_fused:
         memory = choice.memory.partition(":")[0]
         return f'torch takes its "{choice.name}" kernel, memory {memory}: {"; ".join(choice.reasons)}'
-    return None if earlier is None else f'torch then takes its "{choice.name}" kernel in place of "{earlier.name}"'
+    return None if earlier is None else f'the kernel is then "{choice.name}" in place of "{earlier.name}"'
 
 
 def _frees_little(before: Setup, after: Setup, old: Outline, new: Outline) -> str:

@@ -71,8 +71,8 @@ def shift(name: str, x: Value, other: Storage | None = None) -> Value:
 
 
 def fill(name: str, x: Value, mask: Storage) -> Value:
-    """`x` with a number where a mask says so; keeps the mask."""
-    return x.storage.tape.apply(name, x.shape, fresh=(x,), kept=(mask,), layout=x.storage.layout)
+    """`x` with a number where a mask says so; keeps the mask. torch writes it in the order of its dimensions."""
+    return x.storage.tape.apply(name, x.shape, fresh=(x,), kept=(mask,), layout="heads", gradient_layouts=("heads",))
 
 
 def multiply(name: str, a: Value, b: Value) -> Value:

@@ -102,7 +102,8 @@ def _play_forward(
             x = family.embed(run, config, weights.top, inputs, buffers)
             for block in blocks:
                 if block.attention.mask not in run.masks:
-                    run.masks[block.attention.mask] = make_mask(run, block.attention)
+                    mask = make_mask(run, block.attention) if family.makes_masks else None
+                    run.masks[block.attention.mask] = mask
         if workload.checkpoint == "full" and config.model_type in MASKS_BY_POSITION:
             for mask in filter(None, run.masks.values()):
                 mask.record.is_kept = tape.grad_enabled

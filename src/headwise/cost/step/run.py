@@ -78,6 +78,7 @@ class Family:
         rms_norm: (name, x, weight) -> the root-mean-square norm of x, as its module computes it.
         rotates_in_float32: queries and keys are turned in float32 and cast back (OLMo 2).
         has_sdpa: transformers has the family with attention "sdpa".
+        makes_masks: the body makes the mask tensors of all layers; else each layer makes its own.
         attention: kinds of its layers that mix tokens.
         positions: how its layers may know where a token is.
         norm_placements: where the norms of its layers may stand.
@@ -97,6 +98,7 @@ class Family:
     rms_norm: Callable[[str, Value, Value], Value] = rms_norm
     rotates_in_float32: bool = False
     has_sdpa: bool = True
+    makes_masks: bool = True
     attention: tuple[type[AnyAttention], ...] = (AttentionConfig,)
     positions: tuple[type, ...] = (Rotary,)
     norm_placements: tuple[str, ...] = ("pre",)
@@ -113,10 +115,11 @@ class Run:
     """One forward pass on a tape: the tape, the workload, and what all layers share.
 
     `encoder_weights`: of each layer of the encoder. `masks`: the mask tensor for each structural mask, None where the
-    kernel needs none. `cosine`, `sine`: of the rotary angles. `angles`: the same for each mask, where layers differ in
-    them (Gemma 3). `bias`, `cross_bias`: T5's on the scores. `encoded`: what
-    cross-attention reads. `held`: what the body's own variables keep alive until it returns. `cached`: keys and values
-    that the pass leaves behind. `layer`: the name of the layer that runs.
+    kernel needs none. `cosine`, `sine`: of the rotary angles. `angles`: the same for each mask, where layers differ
+    in them (Gemma 3). `idle`: for each mask which queries read no key, and which keys are read by none. `bias`,
+    `cross_bias`: T5's on the scores. `encoded`: what cross-attention reads. `held`: what the body's own variables
+    keep alive until it returns. `cached`: keys and values that the pass leaves behind. `layer`: the name of the layer
+    that runs.
     """
 
     tape: Tape
@@ -128,6 +131,7 @@ class Run:
     cosine: Value | None = None
     sine: Value | None = None
     angles: dict[Mask, tuple[Value, Value]] = field(default_factory=dict)
+    idle: dict[Mask, tuple[Storage, Storage]] = field(default_factory=dict)
     bias: Value | None = None
     cross_bias: Value | None = None
     encoded: Value | None = None

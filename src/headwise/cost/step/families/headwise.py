@@ -90,6 +90,7 @@ HEADWISE = Family(
     _layer,
     ("attention", "attention norm", "feed-forward", "feed-forward norm"),
     rms_norm=rms_norm_of_torch,
+    makes_masks=False,
     positions=(NoneType, Rotary),
     norm_placements=("pre", "post"),
     parts=frozenset(
