@@ -115,6 +115,13 @@ def test_a_structural_mask_is_planned_once():
     assert plan_parts(SlidingWindow(257), sizes, **how) is plan_parts(SlidingWindow(257), sizes, **how)
 
 
+def test_a_tile_is_shared_only_where_several_parts_have_it():
+    how = {"is_fused": False, "has_bias": False, "head_dim": 8}
+    assert plan_parts(Causal(), Sizes(1, 1, 1, 512, 512), **how).shared_tiles == frozenset()
+    (shared,) = plan_parts(SlidingWindow(65), Sizes(1, 1, 1, 523, 523), **how).shared_tiles
+    assert shared[0] >= 64  # the first query of a part inside reads back so far
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     mask=st.sampled_from(
