@@ -15,7 +15,7 @@ from headwise.masks.patterns import Causal, Full, SlidingWindow
 from headwise.masks.rows import Sizes
 from headwise.masks.sparse import GlobalTokens, LocalWindow, Strided
 from headwise.masks.tables import Documents, Explicit
-from headwise.masks.visits import plan_parts, plan_visits, visits_of
+from headwise.masks.visits import plan_parts, plan_visits, visited_share, visits_of
 
 MASKS = [
     Full(),
@@ -120,6 +120,17 @@ def test_a_tile_is_shared_only_where_several_parts_have_it():
     assert plan_parts(Causal(), Sizes(1, 1, 1, 512, 512), **how).shared_tiles == frozenset()
     (shared,) = plan_parts(SlidingWindow(65), Sizes(1, 1, 1, 523, 523), **how).shared_tiles
     assert shared[0] >= 64  # the first query of a part inside reads back so far
+
+
+def test_a_data_mask_is_planned_once_a_call_and_anew_in_the_next():
+    lengths = torch.tensor([523])
+    mask, sizes, known = Causal() & KeyPadding(lengths), Sizes(1, 1, 1, 523, 523), {}
+    how = {"is_fused": True, "has_bias": False, "head_dim": 8}
+    share = visited_share(mask, sizes, known)
+    assert plan_parts(mask, sizes, known=known, **how).bundles is next(iter(known.values()))
+    mask.right.lengths.fill_(40)
+    assert visited_share(mask, sizes, known) == share
+    assert visited_share(mask, sizes, {}) < share and plan_parts(mask, sizes, **how).bundles[-1][0].keys == ((0, 64),)
 
 
 @settings(max_examples=200, deadline=None)

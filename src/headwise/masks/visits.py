@@ -57,6 +57,8 @@ class Visit(NamedTuple):
 
 
 Bundles = tuple[tuple[Visit, ...], ...]
+Known = dict[int, Bundles]
+"""Plans of one data mask and of one call's sizes, by the pairs that a visit may have at most."""
 
 
 TileKey = tuple[int, int, int]
@@ -110,7 +112,14 @@ def _kind_of(visits: tuple[Visit, ...]) -> tuple[int, int, bool, bool]:
 
 
 def plan_parts(
-    mask: Mask | None, sizes: Sizes, *, is_fused: bool, has_bias: bool, head_dim: int, may_show: bool = True
+    mask: Mask | None,
+    sizes: Sizes,
+    *,
+    is_fused: bool,
+    has_bias: bool,
+    head_dim: int,
+    may_show: bool = True,
+    known: Known | None = None,
 ) -> Parts:
     """Return the parts that hold every allowed pair once; queries without a key are in none.
 
@@ -121,15 +130,26 @@ def plan_parts(
         has_bias: there is something to add to the scores, so that tiles differ.
         head_dim: size of a head.
         may_show: keys lie in memory so that strips can show them.
+        known: what has been planned of this mask and these sizes; a plan of a data mask is looked up here and left here
+            (one of a structural mask is remembered for good).
     """
     if 0 in sizes:
         return Parts((), are_strips=False)
     mask = Full() if mask is None else mask
-    plan = _plan_parts_once if mask.is_structural else _plan_parts
-    return plan(mask, sizes, is_fused, has_bias, head_dim, may_show)
+    if mask.is_structural:
+        return _plan_parts_once(mask, sizes, is_fused, has_bias, head_dim, may_show)
+    return Parts(_plan_data(mask, sizes, most_pairs(sizes, is_fused=is_fused, has_bias=has_bias), known), False)
 
 
-def _plan_parts(mask: Mask, sizes: Sizes, is_fused: bool, has_bias: bool, head_dim: int, may_show: bool) -> Parts:
+def _plan_data(mask: Mask, sizes: Sizes, max_pairs: int, known: Known | None) -> Bundles:
+    known = {} if known is None else known
+    if max_pairs not in known:
+        known[max_pairs] = plan_visits(mask, sizes, max_pairs)
+    return known[max_pairs]
+
+
+@lru_cache(CACHED_PLANS)
+def _plan_parts_once(mask: Mask, sizes: Sizes, is_fused: bool, has_bias: bool, head_dim: int, may_show: bool) -> Parts:
     bundles = plan_visits(mask, sizes, most_pairs(sizes, is_fused=is_fused, has_bias=has_bias))
     if has_bias or not mask.looks_at_distance_alone:
         return Parts(bundles, are_strips=False)
@@ -144,26 +164,31 @@ def _plan_parts(mask: Mask, sizes: Sizes, is_fused: bool, has_bias: bool, head_d
     return Parts(parts, are_strips, frozenset(shared))
 
 
-_plan_parts_once = lru_cache(CACHED_PLANS)(_plan_parts)
+def visited_share(mask: Mask | None, sizes: Sizes, known: Known | None = None) -> float:
+    """Return which share of all pairs is visited where a kernel computes the parts, forbidden ones among them.
 
-
-def visited_share(mask: Mask | None, sizes: Sizes) -> float:
-    """Return which share of all pairs is visited where a kernel computes the parts, forbidden ones among them."""
+    Args:
+        mask, sizes, known: as of `plan_parts`.
+    """
     mask = Full() if mask is None else mask
-    return (_share_once if mask.is_structural else _share)(mask, sizes)
+    if mask.is_structural:
+        return _share_once(mask, sizes)
+    return _share_of(_plan_data(mask, sizes, most_pairs(sizes, is_fused=True, has_bias=False), known), sizes)
 
 
-def _share(mask: Mask, sizes: Sizes) -> float:
+@lru_cache(CACHED_PLANS)
+def _share_once(mask: Mask, sizes: Sizes) -> float:
+    return _share_of(plan_visits(mask, sizes, most_pairs(sizes, is_fused=True, has_bias=False)), sizes)
+
+
+def _share_of(bundles: Bundles, sizes: Sizes) -> float:
     visited = 0
-    for bundle in plan_visits(mask, sizes, most_pairs(sizes, is_fused=True, has_bias=False)):
+    for bundle in bundles:
         for visit in bundle:
             num_rows = sizes.batch if visit.batch is None else 1
             num_heads = sizes.num_kv_heads if visit.kv_head is None else 1
             visited += num_rows * num_heads * visit.num_queries * visit.num_keys
     return visited / (sizes.batch * sizes.num_kv_heads * sizes.query_len * sizes.key_len)
-
-
-_share_once = lru_cache(CACHED_PLANS)(_share)
 
 
 def most_pairs(sizes: Sizes, *, is_fused: bool, has_bias: bool) -> int:

@@ -110,6 +110,7 @@ def attention(
         dropout_seed=dropout_seed,
         return_weights=return_weights,
         return_logsumexp=return_logsumexp,
+        known={},
     )
     call, resolved = prepare(call, impl)
     # Inside, softmax sums are float32 or better, whatever autocast would make of them.
@@ -165,6 +166,7 @@ def choose_impl(
         dropout_seed=dropout_seed,
         return_weights=return_weights,
         return_logsumexp=return_logsumexp,
+        known={},
     )
     call, resolved = prepare(call, impl)
     return explain_choice(call, resolved, was_asked_for=impl != "auto")

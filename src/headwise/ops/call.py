@@ -8,6 +8,7 @@ from torch import Tensor
 
 from headwise.masks.patterns import Mask
 from headwise.masks.rows import Sizes
+from headwise.masks.visits import Known
 from headwise.ops.bias import Bias
 
 
@@ -30,6 +31,8 @@ class Call(NamedTuple):
     dropout_seed: int | Tensor | None = None
     return_weights: bool = False
     return_logsumexp: bool = False
+    known: Known | None = None
+    """What has been planned for this call, not an argument."""
 
     @property
     def score_scale(self) -> int | float:

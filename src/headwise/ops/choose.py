@@ -37,7 +37,7 @@ def _is_sparse(call: Call) -> bool:
     if call.has_indices or form_of(call).kind != "bool":
         return False  # with indices of their own, all pairs would have to be looked at to know
     with with_numbers(call):
-        return visited_share(call.mask, call.sizes) <= MOST_VISITED
+        return visited_share(call.mask, call.sizes, call.known) <= MOST_VISITED
 
 
 def _has_no_kernel(call: Call) -> bool:

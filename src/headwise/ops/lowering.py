@@ -1,5 +1,6 @@
 """What a mask comes to in a call: nothing, torch's `is_causal`, fewer keys, a bool tensor; and how idle slots hide."""
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -8,9 +9,11 @@ from torch import Tensor
 
 from headwise.masks.dense import dense_mask
 from headwise.masks.form import MaskForm, simplest_form
-from headwise.masks.patterns import Full
+from headwise.masks.patterns import Full, Mask
 from headwise.ops.call import Call
+from headwise.ops.obstacles import is_traced
 
+CACHED = 256  # masks and lengths, of which what they come to is remembered
 PAIRS_AT_ONCE = 2**22  # looked at together, over all batch rows and heads: 4 MiB of bool
 
 
@@ -18,7 +21,17 @@ def form_of(call: Call) -> MaskForm:
     """Return the simplest form of a call's mask; rows and keys with indices of their own need the tensor."""
     if call.has_indices:
         return MaskForm("bool", has_idle=True)
-    return simplest_form(call.mask, call.query.shape[2], call.key.shape[2])
+    mask, query_len, key_len = call.mask, call.query.shape[2], call.key.shape[2]
+    find = _form_once if mask is not None and _may_remember(mask, query_len) else simplest_form
+    return find(mask, query_len, key_len)
+
+
+_form_once = lru_cache(CACHED)(simplest_form)
+
+
+def _may_remember(mask: Mask, length: int) -> bool:
+    """Tell whether the mask is a value, and lengths are numbers: of a graph that is being made they need be none."""
+    return mask.is_structural and type(length) is int and not is_traced()
 
 
 def skip_unread_keys(call: Call) -> Call:
@@ -27,15 +40,13 @@ def skip_unread_keys(call: Call) -> Call:
     A window over a stream with a long past, as in decoding, needs the last keys alone. Queries still stand at their
     end, and the mask looks at distances alone, so that the call keeps its meaning.
     """
-    distances = None if call.mask is None or call.has_indices else call.mask.distances()
-    if distances is None:
+    if call.mask is None or call.has_indices:
         return call
     query_len, key_len = call.query.shape[2], call.key.shape[2]
-    intervals = distances.within(query_len, key_len).intervals
-    first_read = key_len - query_len - intervals[-1][1] + 1 if intervals else 0  # by the first query
-    if first_read <= 0:
+    find = _first_read_once if _may_remember(call.mask, query_len) else _first_read
+    first = find(call.mask, query_len, key_len)
+    if first <= 0:
         return call
-    first = int(first_read)
     bias = call.bias
     key_positions = call.key_positions
     if isinstance(bias, Tensor):
@@ -54,6 +65,16 @@ def skip_unread_keys(call: Call) -> Call:
         bias=bias,
         key_positions=None if key_positions is None else key_positions[..., first:],
     )
+
+
+def _first_read(mask: Mask, query_len: int, key_len: int) -> int:
+    """Return the first key that distances let the first query read; 0 where they say nothing."""
+    distances = mask.distances()
+    intervals = () if distances is None else distances.within(query_len, key_len).intervals
+    return int(key_len - query_len - intervals[-1][1] + 1) if intervals else 0
+
+
+_first_read_once = lru_cache(CACHED)(_first_read)
 
 
 def allowed_pairs(call: Call) -> Bool[Tensor, "#batch #num_heads #query_len key_len"]:

@@ -47,6 +47,8 @@ def _widen(call: Call) -> Call:
 
     A sink of -inf, which is none, becomes the lowest number: nothing then subtracts an infinity from another one.
     """
+    if call.sink is None and not isinstance(call.bias, Tensor):
+        return call
     dtype = torch.promote_types(call.query.dtype, torch.float32)
     return call._replace(
         bias=call.bias.to(dtype) if isinstance(call.bias, Tensor) else call.bias,

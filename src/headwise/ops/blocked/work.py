@@ -48,6 +48,7 @@ class Work:
                 has_bias=has_bias,
                 head_dim=call.key.shape[3],
                 may_show=can_show(call.key) and can_show(call.value),
+                known=call.known,
             )
 
     def parts(self) -> Iterator[Part]:
