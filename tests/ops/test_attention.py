@@ -1,5 +1,6 @@
 import json
 import math
+from itertools import product
 
 import jaxtyping
 import pytest
@@ -12,6 +13,7 @@ from headwise.config.position import T5Bias
 from headwise.errors import ConfigError, HeadwiseError, UnsupportedError
 from headwise.masks.data import KeyPadding
 from headwise.masks.patterns import Causal, SlidingWindow
+from headwise.masks.tables import Explicit
 from headwise.ops.attention import attention, choose_impl
 from headwise.positions.bias import ALiBiBias, T5RelativeBias
 
@@ -259,6 +261,14 @@ def test_wrong_dtypes_are_refused(unchecked):
         ({"mask": torch.ones(3, 3, dtype=torch.bool)}, "mask must be a headwise Mask.*got a torch.bool Tensor"),
         ({"mask": "causal"}, "mask must be a headwise Mask.*got a str"),
         ({"mask": KeyPadding(torch.tensor([1, 2]))}, "as many rows as the batch.*for a batch of 1"),
+        (
+            {"mask": Explicit(torch.ones(1, 3, 3, 3, dtype=torch.bool))},
+            "as many as there are query heads.*3 heads for 2",
+        ),
+        (
+            {"mask": Causal() & Explicit(torch.ones(3, 3, dtype=torch.bool, device="meta"))},
+            "mask must be on the device of the call, cpu; got .* on meta",
+        ),
         ({"scale": math.nan}, "scale must be a finite number; got nan"),
         ({"dropout_p": 1.0}, "dropout_p must be at least 0 and below 1; got 1.0"),
         ({"query_index": torch.zeros(4, dtype=torch.int64)}, r"query_index must hold one whole number a token.*\(4,\)"),
@@ -294,9 +304,9 @@ def test_wrong_dtypes_are_refused(unchecked):
 )
 def test_arguments_that_make_no_sense_are_refused_by_name(unchecked, keywords, fact):
     query = torch.zeros(1, 2, 3, 5)
-    for function in (attention, choose_impl):
+    for function, impl in product((attention, choose_impl), ("auto", "reference", "sdpa", "blocked", "flex")):
         with pytest.raises(HeadwiseError, match=fact):
-            function(query, query, query, **keywords)
+            function(query, query, query, **keywords, impl=impl)
 
 
 def test_a_mask_error_keeps_its_kind(unchecked):

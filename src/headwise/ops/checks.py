@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from headwise.errors import HeadwiseError
-from headwise.masks.patterns import require_batch_size, require_mask
+from headwise.masks.patterns import Mask, require_batch_size, require_mask, require_num_heads
 from headwise.ops.bias import Bias
 from headwise.ops.call import Call
 from headwise.ops.dropout import SEED_BITS
@@ -20,8 +20,7 @@ def check_call(call: Call) -> None:
         for kind in ("index", "positions"):
             _check_places(f"{name}_{kind}", getattr(call, f"{name}_{kind}"), tokens)
     if call.mask is not None:
-        require_mask(call.mask)
-        require_batch_size(call.mask, query.shape[0])
+        _check_mask(call.mask, query)
     _check_bias(call)
     _check_sink(call)
     if call.scale is not None and not math.isfinite(call.scale):
@@ -65,6 +64,16 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
         raise HeadwiseError(
             f"query, key and value must be on one device; got {query.device}, {key.device} and {value.device}"
         )
+
+
+def _check_mask(mask: Mask, query: Tensor) -> None:
+    require_mask(mask)
+    if mask.is_structural:
+        return
+    require_batch_size(mask, query.shape[0])
+    require_num_heads(mask, query.shape[1])
+    if mask.device is not None and mask.device != query.device:
+        raise HeadwiseError(f"a mask must be on the device of the call, {query.device}; got {mask!r} on {mask.device}")
 
 
 def _check_places(name: str, places: Tensor | None, tokens: Tensor) -> None:
