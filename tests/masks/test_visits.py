@@ -111,12 +111,12 @@ def test_heads_that_differ_are_visited_in_bundles_of_one_size():
 
 
 def test_a_structural_mask_is_planned_once():
-    sizes, how = Sizes(1, 2, 2, 2048, 2048), {"is_fused": True, "has_bias": False, "head_dim": 8}
+    sizes, how = Sizes(1, 2, 2, 2048, 2048), {"is_fused": True, "has_bias": False, "head_dim": 8, "learns": True}
     assert plan_parts(SlidingWindow(257), sizes, **how) is plan_parts(SlidingWindow(257), sizes, **how)
 
 
 def test_a_tile_is_shared_only_where_several_parts_have_it():
-    how = {"is_fused": False, "has_bias": False, "head_dim": 8}
+    how = {"is_fused": False, "has_bias": False, "head_dim": 8, "learns": True}
     assert plan_parts(Causal(), Sizes(1, 1, 1, 512, 512), **how).shared_tiles == frozenset()
     (shared,) = plan_parts(SlidingWindow(65), Sizes(1, 1, 1, 523, 523), **how).shared_tiles
     assert shared[0] >= 64  # the first query of a part inside reads back so far
@@ -125,7 +125,7 @@ def test_a_tile_is_shared_only_where_several_parts_have_it():
 def test_a_data_mask_is_planned_once_a_call_and_anew_in_the_next():
     lengths = torch.tensor([523])
     mask, sizes, known = Causal() & KeyPadding(lengths), Sizes(1, 1, 1, 523, 523), {}
-    how = {"is_fused": True, "has_bias": False, "head_dim": 8}
+    how = {"is_fused": True, "has_bias": False, "head_dim": 8, "learns": True}
     share = visited_share(mask, sizes, known)
     assert plan_parts(mask, sizes, known=known, **how).bundles is next(iter(known.values()))
     mask.right.lengths.fill_(40)
@@ -168,7 +168,7 @@ from headwise.masks.rows import Sizes
 from headwise.masks.visits import plan_parts, visited_share
 
 for mask in (Causal(), SlidingWindow(256)):
-    assert plan_parts(mask, Sizes(1, 2, 2, 2048, 2048), is_fused=True, has_bias=False, head_dim=64).bundles
+    assert plan_parts(mask, Sizes(1, 2, 2, 2048, 2048), is_fused=True, has_bias=False, head_dim=64, learns=True).bundles
     assert 0 < visited_share(mask, Sizes(1, 2, 2, 2048, 2048)) < 1
 assert "torch" not in sys.modules
 """

@@ -8,12 +8,13 @@ Masks that are global tokens and distances need no torch, so that a plan on pape
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from headwise.masks.patterns import Full, Mask
-from headwise.masks.rows import Range, Sizes, block_of, merge_rows, rows_of_form, rows_of_layout
+from headwise.masks.rows import Range, Row, Sizes, block_of, merge_rows, rows_of_form, rows_of_layout
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,8 +27,10 @@ PLAIN_PAIRS = 2**18
 """Scores of one matrix: 1 MiB, so that the passes over them find them in a core's cache."""
 MAX_BUNDLED = 2**20  # numbers of gathered keys in one bundle, for each batch row
 MAX_STRIP_NUMBERS = 2**17
-"""Numbers of the keys of one kv head that a strip's views show: their gradients are written out before they are added,
-so that more would not stay in a core's cache."""
+"""Numbers of the keys of one kv head that a strip's views show in training: their gradients are written out before they
+are added, so that more would not stay in a core's cache."""
+MAX_SHOWN_NUMBERS = 2**19
+"""The same where no gradient is wanted: longer strips are fewer calls, and take more memory for their output."""
 MAX_SHARED_NUMBERS = 2**16  # of a tile that parts share
 MAX_SHARED_TILES = 32  # 8 MiB
 CACHED_PLANS = 64
@@ -69,13 +72,14 @@ in a row, all that a mask reads that looks at distances alone."""
 class Parts(NamedTuple):
     """What a call visits, in the pieces that are each computed as one.
 
-    `bundles`: each a visit of all heads, or of one, or several visits of one head each. `are_strips`: those of several
-    visits are visits of all heads that follow one another by a fixed step. `shared_tiles`: of the mask, that several
-    parts have.
+    `bundles`: each a visit of all heads, or of one, or several visits of one head each. `covers_all`: every query is
+    visited. `are_strips`: bundles of several visits are of all heads, and follow one another by a fixed step.
+    `shared_tiles`: of the mask, that several parts have.
     """
 
     bundles: Bundles
-    are_strips: bool
+    covers_all: bool
+    are_strips: bool = False
     shared_tiles: frozenset[TileKey] = frozenset()
 
     @property
@@ -118,6 +122,7 @@ def plan_parts(
     is_fused: bool,
     has_bias: bool,
     head_dim: int,
+    learns: bool,
     may_show: bool = True,
     known: Known | None = None,
 ) -> Parts:
@@ -129,16 +134,34 @@ def plan_parts(
         is_fused: a kernel computes each part, else matrix products do.
         has_bias: there is something to add to the scores, so that tiles differ.
         head_dim: size of a head.
+        learns: gradients are wanted.
         may_show: keys lie in memory so that strips can show them.
         known: what has been planned of this mask and these sizes; a plan of a data mask is looked up here and left here
             (one of a structural mask is remembered for good).
     """
     if 0 in sizes:
-        return Parts((), are_strips=False)
+        return Parts((), covers_all=False)
     mask = Full() if mask is None else mask
     if mask.is_structural:
-        return _plan_parts_once(mask, sizes, is_fused, has_bias, head_dim, may_show)
-    return Parts(_plan_data(mask, sizes, most_pairs(sizes, is_fused=is_fused, has_bias=has_bias), known), False)
+        most_keys = (MAX_STRIP_NUMBERS if learns else MAX_SHOWN_NUMBERS) // head_dim
+        return _plan_parts_once(mask, sizes, is_fused, has_bias, may_show, most_keys)
+    return parts_of(_plan_data(mask, sizes, most_pairs(sizes, is_fused=is_fused, has_bias=has_bias), known), sizes)
+
+
+def parts_of(bundles: Bundles, sizes: Sizes) -> Parts:
+    """Return bundles as parts, among which nothing is shared."""
+    visits = [visit for bundle in bundles for visit in bundle]
+    return Parts(bundles, sum(_num_rows(visit, sizes) for visit in visits) == _num_rows(_whole(sizes), sizes))
+
+
+def _num_rows(visit: Visit, sizes: Sizes) -> int:
+    """Return how many queries a visit has, over all batch rows and kv heads that it is of."""
+    num_batch_rows = sizes.batch if visit.batch is None else 1
+    return num_batch_rows * (sizes.num_kv_heads if visit.kv_head is None else 1) * visit.num_queries
+
+
+def _whole(sizes: Sizes) -> Visit:
+    return Visit(None, None, (0, sizes.query_len), ((0, sizes.key_len),), is_whole=True)
 
 
 def _plan_data(mask: Mask, sizes: Sizes, max_pairs: int, known: Known | None) -> Bundles:
@@ -149,19 +172,19 @@ def _plan_data(mask: Mask, sizes: Sizes, max_pairs: int, known: Known | None) ->
 
 
 @lru_cache(CACHED_PLANS)
-def _plan_parts_once(mask: Mask, sizes: Sizes, is_fused: bool, has_bias: bool, head_dim: int, may_show: bool) -> Parts:
+def _plan_parts_once(mask: Mask, sizes: Sizes, is_fused: bool, has_bias: bool, may_show: bool, most_keys: int) -> Parts:
     bundles = plan_visits(mask, sizes, most_pairs(sizes, is_fused=is_fused, has_bias=has_bias))
     if has_bias or not mask.looks_at_distance_alone:
-        return Parts(bundles, are_strips=False)
+        return parts_of(bundles, sizes)
     strips: Bundles = ()
     if is_fused and may_show:
         alone = plan_visits(mask, sizes, FUSED_PAIRS, merges=False)
-        strips = tuple(_cut_strips(alone, head_dim))
+        strips = tuple(_merge_single(_cut_strips(alone, most_keys)))
     are_strips = bool(strips) and len(strips) <= len(bundles) // 2  # else better put rows together
     parts = strips if are_strips else bundles
     keys = Counter(tile_key(visits[0]) for visits in parts if not visits[0].is_whole)
     shared = [key for key, count in keys.most_common(MAX_SHARED_TILES) if key is not None and count > 1]
-    return Parts(parts, are_strips, frozenset(shared))
+    return parts_of(parts, sizes)._replace(are_strips=are_strips, shared_tiles=frozenset(shared))
 
 
 def visited_share(mask: Mask | None, sizes: Sizes, known: Known | None = None) -> float:
@@ -182,13 +205,8 @@ def _share_once(mask: Mask, sizes: Sizes) -> float:
 
 
 def _share_of(bundles: Bundles, sizes: Sizes) -> float:
-    visited = 0
-    for bundle in bundles:
-        for visit in bundle:
-            num_rows = sizes.batch if visit.batch is None else 1
-            num_heads = sizes.num_kv_heads if visit.kv_head is None else 1
-            visited += num_rows * num_heads * visit.num_queries * visit.num_keys
-    return visited / (sizes.batch * sizes.num_kv_heads * sizes.query_len * sizes.key_len)
+    visited = sum(_num_rows(visit, sizes) * visit.num_keys for bundle in bundles for visit in bundle)
+    return visited / (_num_rows(_whole(sizes), sizes) * sizes.key_len)
 
 
 def most_pairs(sizes: Sizes, *, is_fused: bool, has_bias: bool) -> int:
@@ -255,17 +273,27 @@ def _bundles(visits: Sequence[Visit]) -> Iterator[tuple[Visit, ...]]:
             yield tuple(alike[first : first + width])
 
 
-def _cut_strips(bundles: Bundles, head_dim: int) -> Iterator[tuple[Visit, ...]]:
+def _cut_strips(bundles: Bundles, most_keys: int) -> Iterator[tuple[Visit, ...]]:
     """Give runs of visits that make a strip, and those that make none one by one."""
     run: list[Visit] = []
     for (visit,) in bundles:
-        most = max(1, MAX_STRIP_NUMBERS // (visit.num_keys * head_dim))
+        most = max(1, most_keys // visit.num_keys)
         if run and not (len(run) < most and _follows(visit, run[-1])):
             yield tuple(run)
             run = []
         run.append(visit)
     if run:
         yield tuple(run)
+
+
+def _merge_single(strips: Iterable[tuple[Visit, ...]]) -> Iterator[tuple[Visit, ...]]:
+    """Put visits together that are alone and follow one another, as where a window is cut off by the first key."""
+    for are_alone, some in groupby(strips, key=lambda visits: len(visits) == 1):
+        if not are_alone:
+            yield from some
+            continue
+        rows = [Row(visit.queries, visit.keys, visit.is_whole) for (visit,) in some]
+        yield from ((Visit(None, None, row.queries, row.keys, row.is_whole),) for row in merge_rows(rows, FUSED_PAIRS))
 
 
 def _follows(visit: Visit, before: Visit) -> bool:

@@ -16,6 +16,7 @@ from headwise.ops.prepare import autocast_dtype, prepare
 from headwise.ops.reference import reference_attention
 from headwise.ops.results import AttentionOutput, Choice
 from headwise.ops.sdpa import sdpa_attention
+from headwise.ops.shortcut import remember, take_shortcut
 
 
 def attention(
@@ -93,6 +94,13 @@ def attention(
 
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.1.
     """
+    is_plain = (
+        (bias is None and scale is None and softcap is None and sink is None)
+        and (query_index is None and key_index is None and query_positions is None and key_positions is None)
+        and (dropout_p == 0 and dropout_seed is None and not return_weights and not return_logsumexp)
+    )
+    if is_plain and (output := take_shortcut(query, key, value, mask, impl)) is not None:
+        return AttentionOutput(output)
     call = Call(
         query=query,
         key=key,
@@ -113,6 +121,8 @@ def attention(
         known={},
     )
     call, resolved = prepare(call, impl)
+    if is_plain and resolved == "sdpa":
+        remember(call, impl)
     # Inside, softmax sums are float32 or better, whatever autocast would make of them.
     device_type = query.device.type
     with nullcontext() if autocast_dtype(device_type) is None else torch.autocast(device_type, enabled=False):

@@ -44,9 +44,10 @@ def skip_unread_keys(call: Call) -> Call:
         return call
     query_len, key_len = call.query.shape[2], call.key.shape[2]
     find = _first_read_once if _may_remember(call.mask, query_len) else _first_read
-    first = find(call.mask, query_len, key_len)
-    if first <= 0:
+    first_read = find(call.mask, query_len, key_len)
+    if first_read <= 0:
         return call
+    first = int(first_read)
     bias = call.bias
     key_positions = call.key_positions
     if isinstance(bias, Tensor):
@@ -67,11 +68,11 @@ def skip_unread_keys(call: Call) -> Call:
     )
 
 
-def _first_read(mask: Mask, query_len: int, key_len: int) -> int:
+def _first_read(mask: Mask, query_len: int, key_len: int) -> int | float:
     """Return the first key that distances let the first query read; 0 where they say nothing."""
     distances = mask.distances()
     intervals = () if distances is None else distances.within(query_len, key_len).intervals
-    return int(key_len - query_len - intervals[-1][1] + 1) if intervals else 0
+    return key_len - query_len - intervals[-1][1] + 1 if intervals else 0
 
 
 _first_read_once = lru_cache(CACHED)(_first_read)

@@ -30,6 +30,7 @@ class BlockedCase(NamedTuple):
     v_head_dim: int
     dtype: str
     has_dropout: bool
+    learns: bool
     lies_by_tokens: bool
 
     @property
@@ -56,6 +57,7 @@ def attend_by_blocks(query: Value, key: Value, value: Value, mask: Mask, *, drop
         v_head_dim=v_head_dim,
         dtype=query.dtype,
         has_dropout=dropout_p > 0,
+        learns=tape.grad_enabled and any(one.node is not None for one in (query, key, value)),
         lies_by_tokens=query.storage.layout == "tokens",
     )
     logsumexp = tape.new("attention logsumexp", (batch, num_heads, query_len))
@@ -114,6 +116,7 @@ class _Play:
             is_fused=case.is_fused,
             has_bias=False,
             head_dim=case.head_dim,
+            learns=case.learns,
             may_show=self.shows,
         )
         self._tape = Tape(grad_enabled=False)

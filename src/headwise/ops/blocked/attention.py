@@ -34,7 +34,7 @@ def blocked_attention(call: Call) -> AttentionOutput:
     seed: Tensor | int | None = None
     if call.dropout_p > 0:
         seed = draw_seed(call.query.device) if call.dropout_seed is None else call.dropout_seed
-    work = Work(call, can_fuse(call), seed)
+    work = Work(call, can_fuse(call), call.needs_gradient, seed)
     with with_numbers(call):
         idle = find_idle(call, work.parts)
     if idle is not None:
@@ -52,7 +52,7 @@ class _Blocked(torch.autograd.Function):
         call = work.call
         dtype = torch.promote_types(query.dtype, torch.float32)
         shape = (*query.shape[:3], value.shape[-1])
-        output = query.new_zeros(shape)
+        output = query.new_empty(shape) if work.plan.covers_all else query.new_zeros(shape)
         logsumexp = query.new_full(shape[:3], -torch.inf, dtype=dtype)
         tiles, plain = Tiles(call, dtype, work.plan.shared_tiles), Plain(call, work.seed, work.plan.most_pairs)
         may_be_empty = call.bias is not None or form_of(call).has_idle

@@ -7,7 +7,7 @@ from functools import cached_property
 from torch import Tensor
 
 from headwise.masks.rows import block_of
-from headwise.masks.visits import Parts, most_pairs, plan_parts, visits_of
+from headwise.masks.visits import Parts, most_pairs, parts_of, plan_parts, visits_of
 from headwise.ops.blocked.indexed import indexed_layout
 from headwise.ops.blocked.part import Part
 from headwise.ops.blocked.strip import Strip, can_show
@@ -22,12 +22,14 @@ class Work:
     Args:
         call: the call.
         is_fused: a kernel computes each part, else matrix products do.
+        learns: gradients are wanted.
         seed: of the dropout, None without it.
         versions: what the call reads that autograd does not watch, with how often it had been changed in place.
     """
 
     call: Call
     is_fused: bool
+    learns: bool = True
     seed: Tensor | int | None = None
     versions: tuple[tuple[Tensor, int], ...] = ()
 
@@ -39,7 +41,7 @@ class Work:
         if call.has_indices and 0 not in call.sizes:
             max_pairs = most_pairs(call.sizes, is_fused=self.is_fused, has_bias=has_bias)
             bundles = visits_of(indexed_layout(call, block_of(call.sizes)), call.sizes, max_pairs)
-            return Parts(bundles, are_strips=False)
+            return parts_of(bundles, call.sizes)
         with with_numbers(call):
             return plan_parts(
                 call.mask,
@@ -47,6 +49,7 @@ class Work:
                 is_fused=self.is_fused,
                 has_bias=has_bias,
                 head_dim=call.key.shape[3],
+                learns=self.learns,
                 may_show=can_show(call.key) and can_show(call.value),
                 known=call.known,
             )
