@@ -74,14 +74,6 @@ def test_none_asks_for_the_default():
     assert given == AttentionConfig(embed_dim=8, num_heads=2)
 
 
-@pytest.mark.parametrize(
-    ("scaling", "text"), [(5, "scaling must be a string; got 5"), ("", "scaling must not be empty")]
-)
-def test_the_rotary_scaling_is_a_name(scaling, text):
-    with pytest.raises(ConfigError, match=text):
-        Rotary(scaling=scaling)
-
-
 def test_equal_layers_compare_and_hash_equal():
     first, second = (AttentionConfig(embed_dim=8, num_heads=2, mask=Causal(), position=Rotary()) for _ in range(2))
     assert first == second

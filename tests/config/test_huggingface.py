@@ -12,6 +12,7 @@ from headwise.config.families import bart, bert, deepseek, gpt2, opt, parallel, 
 from headwise.config.families.decoders import DECODERS
 from headwise.config.huggingface import FAMILIES, read_config
 from headwise.config.model import MAX_LAYERS
+from headwise.config.scaling import LinearScaling, YaRNScaling
 from headwise.errors import ConfigError
 from headwise.masks.patterns import Causal, Full, SlidingWindow
 
@@ -202,23 +203,31 @@ def test_the_stored_dtype_is_read_under_both_names(key):
     assert read("llama").dtype is None
 
 
+ROPE_TYPE_OF = {type(None): "default", LinearScaling: "linear", YaRNScaling: "yarn"}
+LINEAR, YARN_OF_4096 = LinearScaling(factor=2.0), YaRNScaling(factor=4.0, original_max_positions=4096)
+
+
 @pytest.mark.parametrize(
     ("settings", "theta", "scaling"),
     [
         ({"rope_theta": 5e5}, 5e5, None),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 7000}}, 7000, None),
         ({"rope_parameters": {"rope_theta": 7000}, "rope_theta": 5e5}, 7000, None),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 5e5}, 5e5, "linear"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "rope_theta": 5e5}, 5e5, "yarn"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_theta": 7000}}, 1e4, "linear"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 5e5}, 5e5, LINEAR),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "rope_theta": 5e5}, 5e5, YARN_OF_4096),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_theta": 7000}}, 1e4, LINEAR),
         ({"rope_scaling": None, "rope_parameters": None}, 1e4, None),
     ],
 )
 def test_rotary_settings_are_those_that_transformers_takes(settings, theta, scaling):
+    settings = {**settings, "max_position_embeddings": 4096}
     ours = read("llama", **settings).blocks[0].attention.position
-    theirs = transformers.LlamaConfig(**{**settings, "max_position_embeddings": 4096}).rope_parameters
+    theirs = transformers.LlamaConfig(**settings).rope_parameters
     assert (ours.theta, ours.scaling) == (theta, scaling)
-    assert (ours.theta, ours.scaling or "default") == (theirs["rope_theta"], theirs["rope_type"])
+    assert (ours.theta, ROPE_TYPE_OF[type(ours.scaling)]) == (theirs["rope_theta"], theirs["rope_type"])
+    assert getattr(ours.scaling, "factor", None) == theirs.get("factor")
+    original = getattr(ours.scaling, "original_max_positions", None)
+    assert original == theirs.get("original_max_position_embeddings")
 
 
 def test_gpt2_scales_its_scores_by_head_size_and_layer_as_asked():
@@ -338,7 +347,7 @@ def test_scores_are_scaled_as_transformers_scales_them(family, settings):
     [
         ({}, ((1e4, None), (1e6, None))),
         ({"rope_theta": 5e5, "rope_local_base_freq": 2e4}, ((2e4, None), (5e5, None))),
-        ({"rope_scaling": {"rope_type": "linear", "factor": 8.0}}, ((1e4, None), (1e6, "linear"))),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 8.0}}, ((1e4, None), (1e6, LinearScaling(factor=8.0)))),
         ({"rope_parameters": {"sliding_attention": {"rope_theta": 7.0}}}, ((7.0, None), (1e6, None))),
     ],
 )
@@ -348,7 +357,7 @@ def test_gemma_3_turns_each_kind_of_layer_by_its_own_base_as_transformers_does(s
     theirs = transformers.Gemma3TextConfig(**settings).rope_parameters
     assert tuple(found) == expected
     for kind, (theta, scaling) in zip(("sliding_attention", "full_attention"), found, strict=True):
-        assert (theirs[kind]["rope_theta"], theirs[kind]["rope_type"]) == (theta, scaling or "default")
+        assert (theirs[kind]["rope_theta"], theirs[kind]["rope_type"]) == (theta, ROPE_TYPE_OF[type(scaling)])
 
 
 def test_smollm3_leaves_every_fourth_layer_without_positions():
@@ -609,6 +618,7 @@ def test_a_stretch_beyond_all_measure_is_refused():
 # fields of our configs that no config.json has under the same name, but for "head_dim" and "num_experts" of Mixtral
 OUR_WORDS = re.compile(
     r"\b(embed_dim|num_heads|num_kv_heads|v_head_dim|hidden_dim|activation|norm_eps|qk_norm_eps|dropout_p|theta|scaling|"
+    r"original_max_positions|short_factors|long_factors|share|"
     r"num_active_experts|num_outputs|max_positions|position_table_size|num_token_types|number of layers)\b"
 )
 

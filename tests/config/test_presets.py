@@ -6,6 +6,7 @@ import pytest
 from headwise.config.attention import AttentionConfig
 from headwise.config.linear import LinearAttentionConfig
 from headwise.config.presets import PRESETS, preset
+from headwise.config.scaling import LinearScaling, Llama3Scaling, YaRNScaling
 from headwise.errors import ConfigError
 from headwise.masks.patterns import Causal, SlidingWindow
 
@@ -95,14 +96,25 @@ def test_published_lengths_windows_and_rotary_bases():
         "deepseek-v3": (163840, None, 1e4),
         "qwen3-next-80b": (262144, None, 1e7),
     }
-    assert last_attention("llama-3.2-1b").position.scaling == "llama3"
+
+
+def test_published_rules_of_scaled_rotary_frequencies():
+    assert {
+        name: rule for name in PRESETS for rule in [getattr(last_attention(name).position, "scaling", None)] if rule
+    } == {
+        "llama-3.2-1b": Llama3Scaling(factor=32.0, original_max_positions=8192),
+        "llama-3.2-3b": Llama3Scaling(factor=32.0, original_max_positions=8192),
+        "gpt-oss-20b": YaRNScaling(factor=32.0, original_max_positions=4096, truncate=False),
+        "gpt-oss-120b": YaRNScaling(factor=32.0, original_max_positions=4096, truncate=False),
+        "deepseek-v3": YaRNScaling(factor=40.0, original_max_positions=4096, attention_factor=1.0),
+    }
 
 
 def test_gemma_3_turns_windowed_layers_by_a_base_of_their_own():
     windowed, whole = (preset("gemma-3-27b").blocks[index].attention for index in (4, 5))
     assert (windowed.mask, whole.mask) == (SlidingWindow(1024), Causal())
     assert (windowed.position.theta, windowed.position.scaling) == (1e4, None)
-    assert (whole.position.theta, whole.position.scaling) == (1e6, "linear")
+    assert (whole.position.theta, whole.position.scaling) == (1e6, LinearScaling(factor=8.0))
     assert whole.scale == windowed.scale == 168**-0.5
 
 

@@ -46,7 +46,7 @@ def make(own_models):
         attention, batch, dropout_p, precision = CASES[name]
         config = own_models.describe(dropout_p=dropout_p, **attention)
         workload = Workload(batch=batch, seq=SEQ, device="cpu", optimizer="sgd", precision=precision)
-        module = own_models.Stack(config, "auto").train()
+        module = own_models.make(config, "auto").train()
         return config, workload, module, torch.randint(0, VOCAB, (batch, SEQ))
 
     return make_case

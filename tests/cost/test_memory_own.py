@@ -42,6 +42,7 @@ VARIANTS = {
         "head": OutputHead(kind="language_model", num_outputs=VOCAB),
         "feed_forward": {"activation": "gelu_new"},
     },
+    "dropout in the feed-forward": {"feed_forward": {"dropout_p": 0.2}},
     "mixed mask": {"mask": Causal() & ~SlidingWindow(3) | SlidingWindow(1)},
 }
 
@@ -53,7 +54,7 @@ def test_saved_bytes_of_our_blocks_are_measured_ones_to_the_byte(variant, attent
     for dropout_p, precision in ((0.0, "fp32"), (0.1, "fp32"), (0.1, "bf16"), (0.1, "amp-bf16")):
         config = own_models.describe(dropout_p=dropout_p, **VARIANTS[variant])
         workload = Workload(batch=3, seq=11, device="cpu", optimizer="sgd", attention=attention, precision=precision)
-        module = own_models.Stack(config, IMPLS[attention])
+        module = own_models.make(config, IMPLS[attention])
         measured = measure_training_step(module, (torch.randint(0, VOCAB, (3, 11)),), workload=workload)
         predicted = predict_step(config, workload)
         assert predicted.saved_bytes == measured.saved_bytes
@@ -76,7 +77,7 @@ def test_selective_checkpoints_of_our_blocks_keep_what_goes_into_attention_alone
     monkeypatch.setattr(multihead, "attention", checkpointed)
     config = own_models.describe(dropout_p=0.1, **VARIANTS[variant])
     plain = Workload(batch=3, seq=11, device="cpu", optimizer="sgd", attention=attention)
-    module = own_models.Stack(config, IMPLS[attention])
+    module = own_models.make(config, IMPLS[attention])
     measured = measure_training_step(module, (torch.randint(0, VOCAB, (3, 11)),), workload=plain)
     predicted = predict_step(config, replace(plain, checkpoint="selective"))
     assert predicted.saved_bytes == measured.saved_bytes < predict_step(config, plain).saved_bytes

@@ -1,12 +1,15 @@
 """A block is attention and a feed-forward network with norms and residual connections where its config puts them."""
 
+import jaxtyping
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from headwise.config.attention import AttentionConfig, Rotary
 from headwise.config.model import BlockConfig, FeedForwardConfig
-from headwise.errors import UnsupportedError
+from headwise.cost.running.measure import measure_training_step
+from headwise.errors import ConfigError, UnsupportedError
 from headwise.masks.data import KeyPadding
 from headwise.masks.patterns import Causal
 from headwise.nn.block import ACTIVATIONS, Block, FeedForward
@@ -15,11 +18,15 @@ BATCH, LENGTH, EMBED, HIDDEN, HEADS = 2, 5, 24, 40, 4
 EXACT = {"rtol": 0, "atol": 1e-13}  # float64 sums of under 100 terms of size about 1
 
 
+BUILT = ("checkpoint", "fused_qkv", "impl")  # arguments of the module, the others being its config's
+
+
 def block_of(*, gated=False, activation="gelu", bias=True, attention_dropout_p=0.0, **settings):
     torch.manual_seed(0)
     attention = AttentionConfig(embed_dim=EMBED, num_heads=HEADS, mask=Causal(), dropout_p=attention_dropout_p)
     feed_forward = FeedForwardConfig(embed_dim=EMBED, hidden_dim=HIDDEN, gated=gated, activation=activation, bias=bias)
-    block = Block(BlockConfig(attention=attention, feed_forward=feed_forward, **settings)).double()
+    built = {name: settings.pop(name) for name in BUILT if name in settings}
+    block = Block(BlockConfig(attention=attention, feed_forward=feed_forward, **settings), **built).double()
     with torch.no_grad():
         for parameter in block.parameters():
             if parameter.dim() == 1:
@@ -64,6 +71,63 @@ def test_a_block_computes_its_equation(placement, norm, gated):
         expected = first(x + block.attention(x))
         expected = second(expected + feed(expected))
     torch.testing.assert_close(block(x), expected, **EXACT)
+
+
+@pytest.mark.parametrize("shared_norm", [False, True])
+@torch.no_grad()
+def test_a_parallel_block_adds_what_both_make_of_the_same(shared_norm):
+    block = block_of(parallel=True, shared_norm=shared_norm)
+    x = tokens()
+    first, second = (normed(norm, "layernorm", 1e-5, x) for norm in (block.attention_norm, block.feed_forward_norm))
+    expected = x + block.attention(first) + block.feed_forward(second)
+    torch.testing.assert_close(block(x), expected, **EXACT)
+    assert torch.equal(first, second) == shared_norm
+    norms = {name.split(".")[0] for name, _ in block.named_parameters() if "norm" in name}
+    assert norms == ({"attention_norm"} if shared_norm else {"attention_norm", "feed_forward_norm"})
+
+
+CHECKPOINTS = ("none", "selective", "full")
+
+
+def gradients_of(block, x):
+    torch.manual_seed(2)  # the same dropout
+    output = block(x)
+    return output.detach(), torch.autograd.grad(output.square().sum(), [x, *block.parameters()])
+
+
+@pytest.mark.parametrize("settings", [{}, {"norm_placement": "post"}, {"parallel": True}], ids=str)
+def test_checkpoints_change_neither_output_nor_gradient(settings):
+    results = []
+    for checkpoint in CHECKPOINTS:
+        block = block_of(attention_dropout_p=0.3, dropout_p=0.2, checkpoint=checkpoint, **settings)
+        results.append(gradients_of(block, tokens().requires_grad_()))
+    for output, gradients in results[1:]:
+        assert torch.equal(output, results[0][0])
+        assert all(map(torch.equal, gradients, results[0][1]))
+
+
+@pytest.mark.parametrize("impl", ["reference", "sdpa"])
+def test_checkpoints_keep_less(impl):
+    """Selective: no scores, of which a fused kernel keeps none anyway; full: the input alone, which is given."""
+    none, selective, full = (
+        measure_training_step(block_of(checkpoint=checkpoint, impl=impl), (tokens(),)).saved_bytes
+        for checkpoint in CHECKPOINTS
+    )
+    assert full == 0 < selective < none
+
+
+def test_another_checkpoint_is_refused():
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        with pytest.raises(ConfigError, match='checkpoint must be "none" or "selective" or "full"; got'):
+            block_of(checkpoint="some")
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@torch.no_grad()
+def test_one_projection_for_all_reaches_the_attention():
+    assert block_of(fused_qkv=True).attention.qkv_proj is not None
 
 
 @pytest.mark.parametrize("placement", ["pre", "post"])
@@ -122,6 +186,17 @@ def test_dropout_acts_on_both_additions_in_training_alone():
     pre, post = (block_of(dropout_p=0.999999, norm_placement=placement).train() for placement in ("pre", "post"))
     assert torch.equal(pre(x), x)
     assert torch.equal(post(x), post.feed_forward_norm(post.attention_norm(x)))
+
+
+@torch.no_grad()
+def test_dropout_inside_the_feed_forward_acts_on_what_goes_into_the_last_product():
+    config = FeedForwardConfig(embed_dim=EMBED, hidden_dim=HIDDEN, dropout_p=0.999999)
+    feed_forward, x = FeedForward(config).double(), tokens()
+    feed_forward.down_proj.bias.uniform_(0.5, 1.5)
+    assert torch.equal(feed_forward(x), feed_forward.down_proj.bias.expand(x.shape))
+    feed_forward.eval()
+    inner = functional.gelu(feed_forward.up_proj(x))
+    assert torch.equal(feed_forward(x), feed_forward.down_proj(inner))
 
 
 def test_an_unbiased_feed_forward_has_no_biases():

@@ -7,12 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from headwise.config.attention import AttentionConfig, Rotary
+from headwise.config.attention import ALiBi, AttentionConfig, Rotary, T5Bias
+from headwise.config.scaling import LinearScaling
 from headwise.cost.parameters import attention_parameters
 from headwise.errors import ConfigError, HeadwiseError, UnsupportedError
 from headwise.masks.data import KeyPadding
 from headwise.masks.patterns import Causal, Full, SlidingWindow
+from headwise.masks.tables import Documents
 from headwise.nn.multihead import MultiHeadAttention
+from headwise.ops import shortcut
 
 BATCH, LENGTH, KEYS = 2, 5, 7
 EMBED, KEY_DIM, VALUE_DIM = 24, 11, 13
@@ -51,8 +54,9 @@ def oracle(layer, query, key, value, allows, positions=None):
                 scores = []
                 for j in range(key.shape[1]):
                     k = head_of(layer.k_proj, layer.k_norm, key[b, j], g, config.head_dim, position_of(positions, j))
-                    scores.append(float(q @ k) * config.scale if allows(b, i, j) else -math.inf)
-                total = sum(math.exp(score) for score in scores) or 1.0  # without a key every weight is 0
+                    scores.append(score_of(layer, float(q @ k), h, i, j) if allows(b, i, j) else -math.inf)
+                sink = 0.0 if layer.sink is None else math.exp(layer.sink[h])
+                total = sum(math.exp(score) for score in scores) + sink or 1.0  # without a key every weight is 0
                 mixed = torch.zeros(config.v_head_dim, dtype=torch.float64)
                 for j, score in enumerate(scores):
                     weights[b, h, i, j] = math.exp(score) / total
@@ -62,20 +66,39 @@ def oracle(layer, query, key, value, allows, positions=None):
     return output, weights
 
 
+def score_of(layer, product, head, i, j):
+    """The score of a pair, capped first, then with what its distance adds."""
+    config, score = layer.config, product * layer.config.scale
+    if config.softcap is not None:
+        score = config.softcap * math.tanh(score / config.softcap)
+    if isinstance(config.position, ALiBi):
+        score -= ALIBI_SLOPES[head] * abs(i - j)
+    if isinstance(config.position, T5Bias):
+        score += float(layer.relative_bias.table[T5_BUCKETS[j - i], head])
+    return score
+
+
 def head_of(projection, norm, token, head, size, position):
     vector = projection(token)[head * size : (head + 1) * size]
     if norm is not None:
         vector = vector / (vector.square().mean() + 1e-6).sqrt() * norm.weight
     if position is not None:
-        frequencies = 10000.0 ** (-torch.arange(size // 2, dtype=torch.float64) * 2 / size)
-        turned = torch.complex(*vector.view(2, -1)) * torch.exp(1j * position * frequencies)
-        vector = torch.cat([turned.real, turned.imag])
+        turned_dim = 2 if size == 6 else size  # of a head of 6 the variants turn a part
+        frequencies = 10000.0 ** (-torch.arange(turned_dim // 2, dtype=torch.float64) * 2 / turned_dim)
+        turned = torch.complex(*vector[:turned_dim].view(2, -1)) * torch.exp(1j * position * frequencies)
+        vector = torch.cat([turned.real, turned.imag, vector[turned_dim:]])
     return vector
 
 
 def position_of(positions, index):
     return None if positions is None else positions[index]
 
+
+# Six heads: the row of four, 2^-2, 2^-4, ..., then the first and the third of the row of eight (Press et al. 2022).
+ALIBI_SLOPES = [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]
+# Eight buckets, four a side: 0, 1, then two for distances up to 16 and beyond (Raffel et al. 2020); later keys above.
+T5_BUCKETS = {0: 0, -1: 1, -2: 2, -3: 2, -4: 2, 1: 5, 2: 6, 3: 6, 4: 6}
+T5 = T5Bias(num_buckets=8, max_distance=16)
 
 VARIANTS = {
     "plain": {},
@@ -87,7 +110,13 @@ VARIANTS = {
     "normed": {"qk_norm": True},
     "rotary": {"position": Rotary(), "num_kv_heads": KV_HEADS},
     "normed, then rotary": {"qk_norm": True, "position": Rotary()},
+    "part of a head rotary": {"position": Rotary(rotary_dim=2), "head_dim": 6},
+    "ALiBi": {"position": ALiBi(), "num_kv_heads": KV_HEADS},
+    "T5": {"position": T5},
     "own scale": {"scale": 0.7},
+    "capped": {"softcap": 0.8},
+    "sink": {"sink": True, "num_kv_heads": KV_HEADS},
+    "all at once": {"softcap": 1.1, "sink": True, "position": ALiBi(), "qk_norm": True, "scale": 0.9},
 }
 
 
@@ -95,10 +124,13 @@ VARIANTS = {
 @pytest.mark.parametrize("name", VARIANTS)
 @torch.no_grad()
 def test_the_layer_computes_its_equation(name, impl):
+    if impl == "sdpa" and "softcap" in VARIANTS[name]:
+        impl = "blocked"  # torch's kernels cap nothing
     layer = layer_of(**VARIANTS[name], impl=impl)
     x = tokens()
     positions = list(range(LENGTH)) if layer.rotary is not None else None
     output, _ = oracle(layer, x, x, x, lambda b, i, j: True, positions)
+    # ALiBi's slopes and T5's logarithms are float32, which rounds by 6e-8; the slopes here are powers of two.
     torch.testing.assert_close(layer(x), output, **EXACT)
 
 
@@ -344,8 +376,9 @@ def test_a_width_that_heads_cannot_share_is_refused_unless_head_dim_is_given():
 def test_parameters_are_what_the_closed_form_says(name):
     layer = layer_of(**VARIANTS[name])
     norms = 2 * layer.config.head_dim if layer.config.qk_norm else 0
+    table = layer.relative_bias.table.numel() if name == "T5" else 0  # counted with the stack
     counted = sum(parameter.numel() for parameter in layer.parameters())
-    assert counted == attention_parameters(layer.config) + norms
+    assert counted == attention_parameters(layer.config) + norms + table
 
 
 def test_the_two_doors_build_the_same_layer():
@@ -371,6 +404,76 @@ def test_the_two_doors_build_the_same_layer():
     assert again.config == config
     again.load_state_dict(layer.state_dict())
     assert MultiHeadAttention(EMBED, HEADS).config == AttentionConfig(embed_dim=EMBED, num_heads=HEADS, mask=Full())
+
+
+FUSED = ["plain", "grouped", "own head sizes", "no biases", "biases but out", "normed, then rotary", "all at once"]
+
+
+def fuse(layer):
+    """The same layer with its three projections stacked in one."""
+    fused = MultiHeadAttention.from_config(layer.config, fused_qkv=True, impl=layer.impl).double()
+    state = layer.state_dict()
+    for name in ("weight", "bias"):
+        parts = [state.pop(f"{part}_proj.{name}") for part in "qkv" if f"{part}_proj.{name}" in state]
+        state |= {f"qkv_proj.{name}": torch.cat(parts)} if parts else {}
+    fused.load_state_dict(state)
+    return fused
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_one_projection_for_all_gives_the_same(name):
+    layer = layer_of(**VARIANTS[name])
+    fused, x = fuse(layer), tokens()
+    torch.testing.assert_close(fused(x), layer(x), **EXACT)
+    fused(x).square().sum().backward()
+    layer(x).square().sum().backward()
+    parts = torch.split(fused.qkv_proj.weight.grad, fused.qkv_proj.sizes)
+    for part, projection in zip(parts, (layer.q_proj, layer.k_proj, layer.v_proj), strict=True):
+        torch.testing.assert_close(part, projection.weight.grad, rtol=1e-12, atol=1e-12)  # sums of a hundred terms
+    if layer.config.position is None:
+        key, value = tokens(length=KEYS), tokens(length=KEYS) + 1
+        torch.testing.assert_close(fused(x, key, value), layer(x, key, value), **EXACT)
+
+
+def test_one_projection_starts_as_three_would_and_runs_one_product():
+    layer = MultiHeadAttention(EMBED, HEADS, num_kv_heads=KV_HEADS, fused_qkv=True)
+    assert not layer.qkv_proj.bias.any()
+    for part in torch.split(layer.qkv_proj.weight, layer.qkv_proj.sizes):
+        bound = math.sqrt(6 / (EMBED + part.shape[0]))
+        assert 0.8 * bound < part.abs().max() <= bound
+    assert {name for name, _ in layer.named_parameters()} == {
+        f"{module}.{kind}" for module in ("qkv_proj", "out_proj") for kind in ("weight", "bias")
+    }
+    with pytest.raises(ConfigError, match=r"tokens of one width for fused_qkv.*got 24, 11 and 11"):
+        MultiHeadAttention(EMBED, HEADS, key_dim=KEY_DIM, fused_qkv=True)
+
+
+@pytest.mark.parametrize("position", [ALiBi(), T5], ids=["ALiBi", "T5"])
+@torch.no_grad()
+def test_biases_read_positions_and_nothing_else(position):
+    """Texts that lie side by side, each counted from 0, and a text with a gap; masks see the places in the row."""
+    layer, x = layer_of(position=position), tokens()
+    alone = layer(x[:, :2])
+    positions = torch.tensor([0, 1, 0, 1, 2])
+    packed = layer(x, positions=positions, mask=Documents(torch.tensor([2, 3])))
+    torch.testing.assert_close(packed[:, :2], alone, **EXACT)
+    torch.testing.assert_close(packed[:, 2:], layer(x[:, 2:]), **EXACT)
+    shifted = layer(x, positions=torch.arange(LENGTH) + 40)
+    torch.testing.assert_close(shifted, layer(x), **EXACT)
+    assert not torch.allclose(layer(x, positions=2 * torch.arange(LENGTH)), layer(x))
+
+
+def test_a_table_that_another_layer_owns_is_refused():
+    with pytest.raises(UnsupportedError, match=r"a T5Bias must own its table.*owns_table=False"):
+        MultiHeadAttention(EMBED, HEADS, position=T5Bias(owns_table=False))
+
+
+def test_a_plain_layer_takes_the_short_way():
+    """The scale that is torch's own is left to torch, so that a call comes down to one of torch's."""
+    layer, x = layer_of().float(), torch.randn(BATCH, LENGTH, EMBED)
+    layer(x)
+    known = len(shortcut._known)
+    assert known and layer(x).shape == x.shape and len(shortcut._known) == known
 
 
 def test_biases_start_at_zero_and_weights_within_xaviers_bounds():
@@ -429,7 +532,7 @@ def test_a_tensor_is_no_mask():
 
 def test_positions_without_a_use_are_refused():
     x = torch.randn(BATCH, LENGTH, EMBED)
-    with pytest.raises(ConfigError, match=r"positions are read by rotary positions alone, and this layer has none"):
+    with pytest.raises(ConfigError, match=r"positions are read by a layer that was built with some, and this"):
         MultiHeadAttention(EMBED, HEADS)(x, positions=torch.arange(LENGTH))
 
 
@@ -441,9 +544,13 @@ def test_rotary_positions_across_two_texts_are_refused():
         layer(x, torch.randn(BATCH, KEYS, EMBED))
 
 
-def test_scaled_rotary_frequencies_are_refused():
-    with pytest.raises(UnsupportedError, match=r"unscaled \(scaling=None\).*got 'llama3'"):
-        MultiHeadAttention(EMBED, HEADS, position=Rotary(scaling="llama3"))
+@torch.no_grad()
+def test_rotary_frequencies_half_as_fast_are_positions_half_as_far():
+    layer = layer_of(position=Rotary(scaling=LinearScaling(factor=2.0)))
+    plain = layer_of(position=Rotary())
+    positions = torch.arange(LENGTH)
+    torch.testing.assert_close(layer(tokens(), positions=2 * positions), plain(tokens()), **EXACT)
+    assert (layer(tokens()) - plain(tokens())).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize(

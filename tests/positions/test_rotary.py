@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from headwise.config.attention import Rotary
-from headwise.errors import ConfigError, UnsupportedError
+from headwise.config.scaling import LinearScaling
+from headwise.errors import ConfigError
 from headwise.positions.rotary import RotaryPositions, rotary_tables
+from headwise.positions.scaling import rotary_frequencies
 
 BATCH, HEADS, LENGTH, HEAD_DIM = 2, 3, 7, 10
 PAIRINGS = {
@@ -116,10 +118,38 @@ def test_nothing_of_a_module_can_be_rounded():
     assert not list(RotaryPositions(Rotary(), HEAD_DIM).buffers())
 
 
-def test_tables_are_float64():
-    cos, sin = rotary_tables(torch.arange(3, dtype=torch.int32), HEAD_DIM, 10000.0)
+def test_tables_are_float64_and_take_a_factor():
+    positions = torch.arange(3, dtype=torch.int32)
+    cos, sin = rotary_tables(positions, rotary_frequencies(Rotary(), HEAD_DIM, positions))
     assert cos.dtype == sin.dtype == torch.float64
     assert cos.shape == (3, HEAD_DIM // 2)
+    larger = rotary_tables(positions, rotary_frequencies(Rotary(), HEAD_DIM, positions), factor=1.5)
+    assert torch.equal(torch.stack(larger), 1.5 * torch.stack((cos, sin)))
+
+
+@pytest.mark.parametrize("pairing", PAIRINGS)
+def test_a_partly_turned_head_is_a_smaller_head_and_a_rest_that_stays(pairing):
+    vectors = torch.randn(BATCH, HEADS, LENGTH, HEAD_DIM + 7, dtype=torch.float64)
+    positions = torch.arange(LENGTH) + 50
+    turned = RotaryPositions(Rotary(pairing=pairing, rotary_dim=HEAD_DIM), HEAD_DIM + 7)(vectors, positions)
+    assert torch.equal(turned[..., HEAD_DIM:], vectors[..., HEAD_DIM:])
+    whole = RotaryPositions(Rotary(pairing=pairing), HEAD_DIM)
+    assert torch.equal(turned[..., :HEAD_DIM], whole(vectors[..., :HEAD_DIM], positions))
+    assert RotaryPositions(Rotary(rotary_dim=HEAD_DIM), HEAD_DIM)(vectors[..., :HEAD_DIM], positions).shape[-1] == 10
+
+
+def test_it_turns_as_much_of_a_head_as_gpt_neox_does():
+    modeling = pytest.importorskip("transformers.models.gpt_neox.modeling_gpt_neox")
+    from transformers import GPTNeoXConfig
+
+    config = GPTNeoXConfig(hidden_size=3 * 16, num_attention_heads=3, rotary_pct=0.625)  # 10 of 16
+    positions = torch.arange(LENGTH).expand(BATCH, LENGTH) + 50
+    torch.manual_seed(0)
+    q, k = torch.randn(2, BATCH, 3, LENGTH, 16)
+    theirs = modeling.apply_rotary_pos_emb(q, k, *modeling.GPTNeoXRotaryEmbedding(config)(q, positions))
+    rotary = RotaryPositions(Rotary(rotary_dim=10), 16)
+    # Bounded as for Llama below.
+    torch.testing.assert_close((rotary(q, positions), rotary(k, positions)), theirs, rtol=0, atol=2e-5)
 
 
 def test_gradients_turn_back():
@@ -128,11 +158,17 @@ def test_gradients_turn_back():
     assert torch.autograd.gradcheck(rotary, (vectors, torch.arange(3)))
 
 
-def test_what_is_not_built_is_refused_by_name():
-    with pytest.raises(UnsupportedError, match=r"unscaled \(scaling=None\).*got 'yarn'.*through transformers"):
-        RotaryPositions(Rotary(scaling="yarn"), HEAD_DIM)
+def test_heads_that_cannot_be_turned_are_refused():
     with pytest.raises(ConfigError, match="head_dim must be even for rotary positions, which turn pairs; got 7"):
         RotaryPositions(Rotary(), 7)
+    with pytest.raises(ConfigError, match="rotary_dim must not exceed head_dim; got 8 and 6"):
+        RotaryPositions(Rotary(rotary_dim=8), 6)
+
+
+def test_the_print_of_a_module_tells_what_it_does():
+    assert repr(RotaryPositions(Rotary(), 6)) == "RotaryPositions(head_dim=6, theta=10000.0, pairing='half')"
+    scaled = Rotary(scaling=LinearScaling(factor=2.0), rotary_dim=4)
+    assert repr(RotaryPositions(scaled, 6)).endswith("scaling=LinearScaling(factor=2.0), rotary_dim=4)")
 
 
 def test_it_turns_as_llama_does_with_half_pairs():

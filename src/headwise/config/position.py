@@ -1,9 +1,10 @@
 """How a layer knows where a token is: Rotary, ALiBi, T5Bias. What a model adds to its embeddings is in ModelConfig."""
 
 from dataclasses import dataclass
-from typing import Literal, no_type_check
+from typing import Literal, get_args, no_type_check
 
-from headwise.config.checks import require_choice, require_flag, require_positive, require_size, require_text
+from headwise.config.checks import require_choice, require_flag, require_positive, require_size, shown
+from headwise.config.scaling import DynamicNTKScaling, LongRoPEScaling, RotaryScaling, YaRNScaling
 from headwise.errors import ConfigError
 
 
@@ -18,7 +19,8 @@ class Rotary:
         theta: base of the geometric row of frequencies (10000 in the paper).
         pairing: which dimensions form a pair: `"half"` (i, i + D/2), as Hugging Face stores weights, or
             `"interleaved"` (2i, 2i + 1), as the paper writes it and Meta stores weights.
-        scaling: name of the published rule that stretches the frequencies (`"llama3"`, `"yarn"`, ...); None = plain.
+        scaling: the published rule that stretches the frequencies, with its numbers (`Llama3Scaling(...)`,
+            `YaRNScaling(...)`, ...; see `headwise.config.scaling`); None = plain.
         rotary_dim: how many of a head's first dimensions are turned, D above (GPT-NeoX a quarter); None = all.
 
     Source: Su et al. 2021, "RoFormer", section 3.2.2.
@@ -26,18 +28,29 @@ class Rotary:
 
     theta: float = 10000.0
     pairing: Literal["half", "interleaved"] = "half"
-    scaling: str | None = None
+    scaling: RotaryScaling | None = None
     rotary_dim: int | None = None
 
     def __post_init__(self) -> None:
         require_positive("theta", self.theta)
         require_choice("pairing", self.pairing, ("half", "interleaved"))
-        if self.scaling is not None:
-            require_text("scaling", self.scaling)
+        if self.scaling is not None and not isinstance(self.scaling, RotaryScaling):
+            names = ", ".join(rule.__name__ for rule in get_args(RotaryScaling))
+            raise ConfigError(f"scaling must be None or one of {names}; got {shown(self.scaling)}")
+        if isinstance(self.scaling, YaRNScaling) and self.theta <= 1:
+            raise ConfigError(f"theta must be above 1 for YaRN, which counts turns in its powers; got {self.theta}")
         if self.rotary_dim is not None:
             require_size("rotary_dim", self.rotary_dim)
             if self.rotary_dim % 2:
                 raise ConfigError(f"rotary_dim must be even, since pairs are turned; got {self.rotary_dim}")
+
+    @property
+    def reads_length(self) -> bool:
+        """Whether the frequencies depend on the length of the text (dynamic NTK, LongRoPE).
+
+        Keys that were turned for one length are then of no use at another: a stream of tokens must keep one length.
+        """
+        return isinstance(self.scaling, DynamicNTKScaling | LongRoPEScaling)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,12 +2,16 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint as run_under_checkpoint
 
 from headwise.config.attention import AttentionConfig
+from headwise.config.checks import require_choice
 from headwise.config.model import BlockConfig, FeedForwardConfig
 from headwise.errors import UnsupportedError
 from headwise.masks.patterns import Mask
@@ -27,7 +31,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class FeedForward(nn.Module):
     """The position-wise network of a block.
 
-    Plain: `down_proj(activation(up_proj(x)))`. Gated: `down_proj(activation(gate_proj(x)) * up_proj(x))`.
+    Plain: `down_proj(activation(up_proj(x)))`. Gated: `down_proj(activation(gate_proj(x)) * up_proj(x))`. In training,
+    dropout acts on what goes into `down_proj`.
 
     Args:
         config: widths, activation, whether gated, whether with biases.
@@ -52,13 +57,14 @@ class FeedForward(nn.Module):
         self.gate_proj = nn.Linear(config.embed_dim, config.hidden_dim, bias=config.bias) if config.gated else None
         self.up_proj = nn.Linear(config.embed_dim, config.hidden_dim, bias=config.bias)
         self.down_proj = nn.Linear(config.hidden_dim, config.embed_dim, bias=config.bias)
+        self.dropout = nn.Dropout(config.dropout_p)
 
     def forward(self, tokens: Float[Tensor, "batch seq_len embed_dim"]) -> Float[Tensor, "batch seq_len embed_dim"]:
         """Apply the network to every token by itself."""
         activation = ACTIVATIONS[self.config.activation]
         hidden = self.up_proj(tokens)
         hidden = activation(hidden) if self.gate_proj is None else activation(self.gate_proj(tokens)) * hidden
-        output: Tensor = self.down_proj(hidden)
+        output: Tensor = self.down_proj(self.dropout(hidden))
         return output
 
 
@@ -67,26 +73,43 @@ class Block(nn.Module):
 
     Pre-norm: `x = x + attention(norm(x)); x = x + feed_forward(norm(x))`.
     Post-norm: `x = norm(x + attention(x)); x = norm(x + feed_forward(x))`.
+    Parallel: `x = x + attention(norm(x)) + feed_forward(norm(x))`, by two norms or by one.
     In training, dropout acts on what is added to `x`.
 
     Args:
         config: the attention, the feed-forward, the norm and its place.
+        checkpoint: what is computed again in backward instead of kept: "none"; "selective": what stands between
+            queries, keys, values and the attention's output; "full": the block, of which only the input is kept.
+        fused_qkv: one projection gives queries, keys and values.
         impl: which implementation computes the attention.
 
     Raises:
+        ConfigError: another `checkpoint`.
         UnsupportedError: what `MultiHeadAttention` and `FeedForward` cannot build.
 
     Source: post-norm: Vaswani et al. 2017, section 3.1; pre-norm: Xiong et al. 2020, "On Layer Normalization in the
-    Transformer Architecture", section 3; RMSNorm: Zhang and Sennrich 2019.
+    Transformer Architecture", section 3; parallel: Wang and Komatsuzaki 2021, "GPT-J-6B"; RMSNorm: Zhang and Sennrich
+    2019; checkpoints: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models",
+    section 5.
     """
 
-    def __init__(self, config: BlockConfig, *, impl: str = "auto"):
+    def __init__(
+        self,
+        config: BlockConfig,
+        *,
+        checkpoint: Literal["none", "selective", "full"] = "none",
+        fused_qkv: bool = False,
+        impl: str = "auto",
+    ):
         super().__init__()
-        self.config = config
-        self.attention = MultiHeadAttention.from_config(_require_built_here(config), impl=impl)
+        require_choice("checkpoint", checkpoint, ("none", "selective", "full"))
+        self.config, self.checkpoint = config, checkpoint
+        attention = _require_built_here(config)
+        self.attention = MultiHeadAttention.from_config(attention, fused_qkv=fused_qkv, impl=impl)
+        self.attention.recomputes = checkpoint == "selective"
         self.attention_norm = _make_norm(config)
         self.feed_forward = FeedForward(config.feed_forward)
-        self.feed_forward_norm = _make_norm(config)
+        self.feed_forward_norm = self.attention_norm if config.shared_norm else _make_norm(config)
         self.dropout = nn.Dropout(config.dropout_p)
 
     def forward(
@@ -101,17 +124,25 @@ class Block(nn.Module):
         Args:
             tokens: (batch, seq_len, embed_dim).
             mask: which keys a query may read, beyond what the attention's own mask allows.
-            positions: (seq_len,) or (batch, seq_len), for rotary positions.
+            positions: (seq_len,) or (batch, seq_len), for an attention with positions.
         """
-        if self.config.norm_placement == "pre":
-            seen = self.attention(self.attention_norm(tokens), mask=mask, positions=positions)
-            tokens = tokens + self.dropout(seen)
-            tokens = tokens + self.dropout(self.feed_forward(self.feed_forward_norm(tokens)))
-        else:
-            seen = self.attention(tokens, mask=mask, positions=positions)
-            tokens = self.attention_norm(tokens + self.dropout(seen))
-            tokens = self.feed_forward_norm(tokens + self.dropout(self.feed_forward(tokens)))
-        return tokens
+        if self.checkpoint == "full" and torch.is_grad_enabled():
+            run = partial(self._run, mask=mask, positions=positions)
+            output: Tensor = run_under_checkpoint(run, tokens, use_reentrant=False)
+            return output
+        return self._run(tokens, mask=mask, positions=positions)
+
+    def _run(self, tokens: Tensor, *, mask: Mask | None, positions: Tensor | None) -> Tensor:
+        attention, feed_forward, dropout = self.attention, self.feed_forward, self.dropout
+        if self.config.norm_placement == "post":
+            seen = attention(tokens, mask=mask, positions=positions)
+            tokens = self.attention_norm(tokens + dropout(seen))
+            return self.feed_forward_norm(tokens + dropout(feed_forward(tokens)))  # type: ignore[no-any-return]
+        seen = attention(self.attention_norm(tokens), mask=mask, positions=positions)
+        if self.config.parallel:
+            return tokens + dropout(seen) + dropout(feed_forward(self.feed_forward_norm(tokens)))  # type: ignore[no-any-return]
+        tokens = tokens + dropout(seen)
+        return tokens + dropout(feed_forward(self.feed_forward_norm(tokens)))  # type: ignore[no-any-return]
 
 
 def _require_built_here(config: BlockConfig) -> AttentionConfig:
@@ -120,14 +151,12 @@ def _require_built_here(config: BlockConfig) -> AttentionConfig:
         got = type(config.attention).__name__
     elif config.cross_attention is not None:
         got = "a cross_attention"
-    elif config.parallel:
-        got = "a parallel one"
     elif config.norm_placement not in ("pre", "post"):
         got = f"norm_placement {config.norm_placement!r}"
     else:
         return config.attention
     raise UnsupportedError(
-        "a block must be one multi-head attention, then a feed-forward, each with one norm before or after it, to be "
+        "a block must be one multi-head attention and one feed-forward, each with one norm before or after it, to be "
         f"built here; got {got}; run the model through transformers"
     )
 

@@ -1,30 +1,34 @@
 """MultiHeadAttention: project to heads, attend in each, project back."""
 
 from dataclasses import fields
+from functools import partial
 from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from headwise.config.attention import AttentionConfig, Rotary
+from headwise.config.attention import ALiBi, AttentionConfig, Rotary, T5Bias
 from headwise.errors import ConfigError, UnsupportedError
 from headwise.masks.patterns import Full, Mask
-from headwise.nn.projection import make_projection, merge_heads, split_heads
+from headwise.nn.projection import FusedProjection, make_projection, merge_heads, split_heads
 from headwise.ops.attention import attention
 from headwise.ops.obstacles import require_impl
 from headwise.ops.results import AttentionOutput
+from headwise.positions.bias import ALiBiBias, T5RelativeBias
 from headwise.positions.rotary import RotaryPositions
 
 # What a layer on paper may have and this module has not, each with the value that means: none.
-_NOT_BUILT_HERE = {"qk_norm_over": "head", "softcap": None, "sink": False, "output_gate": False, "kv_layer": None}
+_NOT_BUILT_HERE = {"qk_norm_over": "head", "output_gate": False, "kv_layer": None}
 
 
 class MultiHeadAttention(nn.Module):
     """Multi-head attention with grouped heads, for self- and cross-attention.
 
-    `output = out_proj(concat over heads h of softmax(scale * q_h k_g^T where the masks allow) v_g)`, with
-    `q = q_proj(query)`, `k = k_proj(key)`, `v = v_proj(value)` cut into heads, and `g = h // queries_per_kv`.
+    `output = out_proj(concat over heads h of softmax(scores_h where the masks allow) v_g)`, with
+    `scores_h = scale * q_h k_g^T`, capped and biased as asked for, `q = q_proj(query)`, `k = k_proj(key)`,
+    `v = v_proj(value)` cut into heads, and `g = h // queries_per_kv`.
 
     The meaning is the same in every mode: in training (but for dropout), in evaluation, with or without weights asked
     for, with any `impl`. A query that may read no key attends to nothing: its output is the bias of `out_proj`.
@@ -40,18 +44,24 @@ class MultiHeadAttention(nn.Module):
         projection_bias: True: all four projections have a bias; "qkv": all but `out_proj`; False: none.
         qk_norm: RMSNorm of each query and key head, before positions.
         qk_norm_eps: what that norm adds to the mean square.
-        position: Rotary, or None.
+        position: how scores know where tokens are: Rotary, ALiBi, T5Bias with a table of the layer's own, or None.
         mask: structural mask that belongs to the layer; a call's own mask is combined with it by `&`.
         scale: factor on the scores. Default: `1 / sqrt(head_dim)`.
+        softcap: bound that the scores approach on either side. Default: none.
+        sink: each head has one more logit, learned, that takes weight from the keys and has no value.
         dropout_p: probability with which a weight is dropped in training.
+        fused_qkv: one projection `qkv_proj` gives queries, keys and values, in this order: the same result by one
+            product in self-attention. Needs keys and values of the queries' width.
         impl: which implementation of `attention` computes it: "auto", "reference", "sdpa", "blocked" or "flex".
 
     Attributes:
         config: the same settings as an `AttentionConfig`, every default filled in.
+        recomputes: in training nothing is kept between queries, keys, values and the attention's output, which is
+            computed again in backward (selective checkpointing). False unless set.
 
     Raises:
         ConfigError: settings that contradict each other.
-        UnsupportedError: rotary positions with scaled frequencies, an unknown `impl`.
+        UnsupportedError: T5's bias without a table, an unknown `impl`.
 
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.2; grouped heads: Ainslie et al. 2023, "GQA".
     """
@@ -69,10 +79,13 @@ class MultiHeadAttention(nn.Module):
         projection_bias: bool | Literal["qkv"] = True,
         qk_norm: bool = False,
         qk_norm_eps: float = 1e-6,
-        position: Rotary | None = None,
+        position: Rotary | ALiBi | T5Bias | None = None,
         mask: Mask = Full(),  # noqa: B008  a frozen value
         scale: float | None = None,
+        softcap: float | None = None,
+        sink: bool = False,
         dropout_p: float = 0.0,
+        fused_qkv: bool = False,
         impl: str = "auto",
     ):
         super().__init__()
@@ -90,26 +103,40 @@ class MultiHeadAttention(nn.Module):
             position=position,
             mask=mask,
             scale=scale,
+            softcap=softcap,
+            sink=sink,
             dropout_p=dropout_p,
         )
         require_impl(impl)
         self.impl = impl
+        self.recomputes = False
         has_bias = projection_bias is not False
-        self.q_proj = make_projection(embed_dim, num_heads * config.head_dim, bias=has_bias)
-        self.k_proj = make_projection(config.key_dim, config.num_kv_heads * config.head_dim, bias=has_bias)
-        self.v_proj = make_projection(config.value_dim, config.num_kv_heads * config.v_head_dim, bias=has_bias)
+        head_dims = (config.head_dim, config.head_dim, config.v_head_dim)
+        num_heads_of = (num_heads, config.num_kv_heads, config.num_kv_heads)
+        sizes = [count * dim for count, dim in zip(num_heads_of, head_dims, strict=True)]
+        self.qkv_proj: FusedProjection | None = None
+        if fused_qkv:
+            _require_one_width(config)
+            self.qkv_proj = FusedProjection(embed_dim, sizes, bias=has_bias)
+        else:
+            self.q_proj = make_projection(embed_dim, sizes[0], bias=has_bias)
+            self.k_proj = make_projection(config.key_dim, sizes[1], bias=has_bias)
+            self.v_proj = make_projection(config.value_dim, sizes[2], bias=has_bias)
         self.out_proj = make_projection(num_heads * config.v_head_dim, embed_dim, bias=projection_bias is True)
         self.q_norm = nn.RMSNorm(config.head_dim, eps=config.qk_norm_eps) if qk_norm else None
         self.k_norm = nn.RMSNorm(config.head_dim, eps=config.qk_norm_eps) if qk_norm else None
-        _require_positions_built_here(position)
-        self.rotary = None if position is None else RotaryPositions(position, config.head_dim)
+        self.sink = nn.Parameter(torch.zeros(num_heads)) if sink else None
+        self.rotary = RotaryPositions(position, config.head_dim) if isinstance(position, Rotary) else None
+        self.relative_bias = _make_bias(position, num_heads)
 
     @classmethod
-    def from_config(cls, config: AttentionConfig, *, impl: str = "auto") -> "MultiHeadAttention":
+    def from_config(
+        cls, config: AttentionConfig, *, fused_qkv: bool = False, impl: str = "auto"
+    ) -> "MultiHeadAttention":
         """Build the layer that a config describes.
 
         Raises:
-            UnsupportedError: the config has a part that this layer has not (a cap, a sink, a gate, shared keys).
+            UnsupportedError: the config has a part that this layer has not (a gate, shared keys, norms over all heads).
         """
         for name, absent in _NOT_BUILT_HERE.items():
             if getattr(config, name) != absent:
@@ -117,9 +144,12 @@ class MultiHeadAttention(nn.Module):
                     f"{name} must be {absent!r} for a layer to be built here; got {getattr(config, name)!r}; "
                     "run the model through transformers"
                 )
-        _require_positions_built_here(config.position)
         settings = {field.name: getattr(config, field.name) for field in fields(config)}
-        return cls(**{name: value for name, value in settings.items() if name not in _NOT_BUILT_HERE}, impl=impl)
+        return cls(
+            **{name: value for name, value in settings.items() if name not in _NOT_BUILT_HERE},
+            fused_qkv=fused_qkv,
+            impl=impl,
+        )
 
     def forward(
         self,
@@ -137,8 +167,8 @@ class MultiHeadAttention(nn.Module):
             key: (batch, key_len, key_dim) tokens to attend to. Default: `query` (self-attention).
             value: (batch, key_len, value_dim) tokens to gather from. Default: `key`.
             mask: which keys a query may read, beyond what the layer's own mask allows.
-            positions: (query_len,) or (batch, query_len) position of each token, for a layer with rotary positions.
-                Default: 0, 1, 2, ...
+            positions: (query_len,) or (batch, query_len) position of each token, for a layer with positions. Default:
+                0, 1, 2, ...
 
         Returns:
             (batch, query_len, embed_dim).
@@ -146,7 +176,7 @@ class MultiHeadAttention(nn.Module):
         Raises:
             ConfigError: a width that the layer was not built for, a mask that is no Mask, positions without a
                 use or not one whole number a token.
-            UnsupportedError: rotary positions in cross-attention.
+            UnsupportedError: positions in cross-attention.
         """
         return self.attend(query, key, value, mask=mask, positions=positions).output
 
@@ -177,9 +207,7 @@ class MultiHeadAttention(nn.Module):
         value = key if value is None else value
         self._check(query, key, value, positions, is_self_attention)
 
-        q = split_heads(self.q_proj(query), self.config.num_heads)
-        k = split_heads(self.k_proj(key), self.config.num_kv_heads)
-        v = split_heads(self.v_proj(value), self.config.num_kv_heads)
+        q, k, v = self._project(query, key, value)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rotary is not None:
@@ -187,18 +215,37 @@ class MultiHeadAttention(nn.Module):
                 positions = torch.arange(query.shape[1], device=query.device)
             q, k = self.rotary(q, positions), self.rotary(k, positions)
 
-        result = attention(
-            q,
-            k,
-            v,
+        bias_positions = None if self.relative_bias is None else positions
+        attend = partial(
+            attention,
             mask=self.config.mask if mask is None else self.config.mask & mask,
-            scale=self.config.scale,
+            bias=self.relative_bias,
+            query_positions=bias_positions,
+            key_positions=bias_positions,
+            scale=None if self.config.scale == self.config.head_dim**-0.5 else self.config.scale,
+            softcap=self.config.softcap,
+            sink=self.sink,
             dropout_p=self.config.dropout_p if self.training else 0.0,
             return_weights=return_weights,
             return_logsumexp=return_logsumexp,
             impl=self.impl,
         )
+        if self.recomputes and torch.is_grad_enabled():
+            result: AttentionOutput = checkpoint(attend, q, k, v, use_reentrant=False)
+        else:
+            result = attend(q, k, v)
         return result._replace(output=self.out_proj(merge_heads(result.output)))
+
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values of each head: (B, H, T, D), (B, K, S, D), (B, K, S, V)."""
+        if self.qkv_proj is not None:
+            parts = self.qkv_proj(query, key, value)
+        else:
+            parts = (self.q_proj(query), self.k_proj(key), self.v_proj(value))
+        num_kv_heads = self.config.num_kv_heads
+        heads = (self.config.num_heads, num_kv_heads, num_kv_heads)
+        q, k, v = (split_heads(part, count) for part, count in zip(parts, heads, strict=True))
+        return q, k, v
 
     def _check(
         self, query: Tensor, key: Tensor, value: Tensor, positions: Tensor | None, is_self_attention: bool
@@ -214,22 +261,34 @@ class MultiHeadAttention(nn.Module):
                 raise ConfigError(
                     f"{name} must have shape (batch, seq_len, {width_name} = {width}); got {tuple(tokens.shape)}"
                 )
-        if self.rotary is None and positions is not None:
+        if config.position is None and positions is not None:
             raise ConfigError(
-                "positions are read by rotary positions alone, and this layer has none (position=None); "
-                "leave them out, or build the layer with position=Rotary()"
+                "positions are read by a layer that was built with some, and this one has none (position=None); leave "
+                "them out, or build the layer with position=Rotary(), ALiBi() or T5Bias()"
             )
-        if self.rotary is not None and not is_self_attention:
+        if config.position is not None and not is_self_attention:
             raise UnsupportedError(
-                "a layer with rotary positions must attend within one text, since they encode distances there; "
-                "got a key of its own; leave key and value out, or build the layer with position=None"
+                "a layer with positions must attend within one text, since they encode distances there; got a key of "
+                "its own; leave key and value out, or build the layer with position=None"
             )
 
 
-def _require_positions_built_here(position: object) -> None:
-    is_whole_rotary = isinstance(position, Rotary) and position.rotary_dim is None
-    if position is not None and not is_whole_rotary:
+def _make_bias(position: object, num_heads: int) -> ALiBiBias | T5RelativeBias | None:
+    if isinstance(position, ALiBi):
+        return ALiBiBias(num_heads)
+    if not isinstance(position, T5Bias):
+        return None
+    if not position.owns_table:
         raise UnsupportedError(
-            f"position must be None or Rotary over whole heads for a layer to be built here; got {position}; "
-            "run the model through transformers"
+            "a T5Bias must own its table for a layer to be built here; got owns_table=False, whose biases are those of "
+            "another layer; run the model through transformers"
+        )
+    return T5RelativeBias(position, num_heads)
+
+
+def _require_one_width(config: AttentionConfig) -> None:
+    if not config.embed_dim == config.key_dim == config.value_dim:
+        raise ConfigError(
+            "queries, keys and values must come from tokens of one width for fused_qkv, which projects them at once; "
+            f"got {config.embed_dim}, {config.key_dim} and {config.value_dim}"
         )

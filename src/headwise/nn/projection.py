@@ -1,7 +1,43 @@
 """The linear maps around an attention: how they start, and how their tokens split into heads."""
 
+from collections.abc import Sequence
+
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional
+
+
+class FusedProjection(nn.Linear):
+    """Queries, keys and values by one product: their weights stacked, each part as it would start by itself.
+
+    Args:
+        in_dim: width of the tokens.
+        sizes: widths of queries, keys and values, over all heads.
+        bias: whether there is one.
+    """
+
+    def __init__(self, in_dim: int, sizes: Sequence[int], *, bias: bool):
+        super().__init__(in_dim, sum(sizes), bias=bias)
+        self.sizes = list(sizes)
+        for part in torch.split(self.weight.detach(), self.sizes):
+            nn.init.xavier_uniform_(part)
+        if bias:
+            nn.init.zeros_(self.bias)
+
+    def forward(  # type: ignore[override]
+        self,
+        query: Float[Tensor, "batch query_len in_dim"],
+        key: Float[Tensor, "batch key_len in_dim"],
+        value: Float[Tensor, "batch key_len in_dim"],
+    ) -> tuple[Tensor, ...]:
+        """Return queries, keys and values: of one text at once, else each by its part of the weight."""
+        if query is key is value:
+            return torch.split(super().forward(query), self.sizes, dim=-1)
+        weights = torch.split(self.weight, self.sizes)
+        biases = (None,) * 3 if self.bias is None else torch.split(self.bias, self.sizes)
+        tokens = (query, key, value)
+        return tuple(functional.linear(*three) for three in zip(tokens, weights, biases, strict=True))
 
 
 def make_projection(in_dim: int, out_dim: int, *, bias: bool) -> nn.Linear:

@@ -5,103 +5,139 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from headwise.config.attention import Rotary
-from headwise.errors import ConfigError, UnsupportedError
+from headwise.errors import ConfigError
+from headwise.positions.scaling import attention_factor, require_factor_per_pair, rotary_frequencies
 
 
 class RotaryPositions(nn.Module):
     """Turn each pair of dimensions of a head by an angle proportional to the token's position.
 
-    Pair `i` of a vector of size D at position p is multiplied, as a complex number, by `exp(1j * p * theta**(-2i/D))`.
-    The product of a query and a key then depends on the two vectors and on the distance of their positions only.
+    Pair `i` of a vector at position p is multiplied, as a complex number, by `exp(1j * p * f_i)`, with the plain
+    frequency `f_i = theta**(-2i/D)` of the D dimensions that are turned, or what the config's rule of scaling makes of
+    it. The product of a query and a key then depends on the two vectors and on the distance of their positions only.
 
     The module holds no tensor that a change of dtype could round: frequencies are computed from the config at each
     call, in float64, and the turning is done in float32 or better. In bfloat16 neighbouring positions beyond 256 would
     be one and the same.
 
     Args:
-        config: theta and pairing.
-        head_dim: size D of a head; even.
+        config: theta, pairing, scaling, and how many of the first dimensions are turned; the others stay as they are.
+        head_dim: size of a head; even, unless the config says how much of it is turned.
 
     Raises:
-        ConfigError: `head_dim` is odd.
-        UnsupportedError: the config asks for scaled frequencies.
+        ConfigError: `head_dim` is odd or smaller than what is turned; a rule that lists factors lists too few or many.
 
-    Source: Su et al. 2021, "RoFormer", section 3.4.2.
+    Source: Su et al. 2021, "RoFormer", section 3.4.2; a part of a head: Black et al. 2022, "GPT-NeoX-20B", section 2.1.
     """
 
     def __init__(self, config: Rotary, head_dim: int):
         super().__init__()
-        if head_dim % 2:
+        rotary_dim = config.rotary_dim or head_dim
+        if rotary_dim % 2:
             raise ConfigError(f"head_dim must be even for rotary positions, which turn pairs; got {head_dim}")
-        if config.scaling is not None:
-            raise UnsupportedError(
-                f"rotary frequencies must be unscaled (scaling=None) to be computed here; got {config.scaling!r}; "
-                "run a model with scaled frequencies through transformers"
-            )
+        if rotary_dim > head_dim:
+            raise ConfigError(f"rotary_dim must not exceed head_dim; got {rotary_dim} and {head_dim}")
+        require_factor_per_pair(config, rotary_dim)
         self.config = config
         self.head_dim = head_dim
+        self.rotary_dim = rotary_dim
 
     def forward(
         self,
         vectors: Float[Tensor, "batch num_heads seq_len head_dim"],
         positions: Int[Tensor, "batch seq_len"] | Int[Tensor, " seq_len"],
+        *,
+        text_len: int | Int[Tensor, "..."] | None = None,
     ) -> Float[Tensor, "batch num_heads seq_len head_dim"]:
         """Turn queries or keys.
 
         Args:
             vectors: queries or keys, per head.
             positions: position of each token, the same for all texts or one row per text.
+            text_len: length of the text of each token, read by rules whose frequencies depend on it
+                (`config.reads_length`): one number, or whole numbers that broadcast to `positions`. Default: the
+                largest position of each row, plus 1. Give it where that is not the text's length: to a stream of
+                tokens with a cache, whose keys must all be turned by the same frequencies, and to rows that hold
+                several texts.
 
         Returns:
             The turned vectors, in the dtype that came.
 
         Raises:
-            ConfigError: positions are not one whole number a token.
+            ConfigError: positions are not one whole number a token; lengths do not broadcast to them.
         """
         batch_size, _, seq_len, _ = vectors.shape
-        is_other_kind = positions.is_floating_point() or positions.is_complex() or positions.dtype == torch.bool
-        if positions.shape not in ((seq_len,), (batch_size, seq_len)) or is_other_kind:
+        if positions.shape not in ((seq_len,), (batch_size, seq_len)) or not _is_whole(positions):
             raise ConfigError(
                 f"positions must hold one whole number a token, shape ({seq_len},) or ({batch_size}, {seq_len}); "
                 f"got {positions.dtype} of shape {tuple(positions.shape)}"
             )
-        cos, sin = rotary_tables(positions, self.head_dim, float(self.config.theta))
+        lengths = self._lengths(positions, text_len) if self.config.reads_length else positions
+        frequencies = rotary_frequencies(self.config, self.rotary_dim, lengths)
+        cos, sin = rotary_tables(positions, frequencies, attention_factor(self.config))
         return rotate(vectors, cos.unsqueeze(-3), sin.unsqueeze(-3), self.config.pairing)
+
+    def _lengths(
+        self, positions: Int[Tensor, "*batch seq_len"], text_len: int | Int[Tensor, "..."] | None
+    ) -> Int[Tensor, "*batch seq_len_or_one"]:
+        """Return the length of the text of each token, or of each row."""
+        if text_len is None:
+            if not positions.shape[-1]:
+                return positions
+            return positions.amax(-1, keepdim=True) + 1
+        if isinstance(text_len, int):
+            return torch.full_like(positions[..., :1], text_len)
+        fits = text_len.dim() == positions.dim() and all(
+            mine in (1, theirs) for mine, theirs in zip(text_len.shape, positions.shape, strict=True)
+        )
+        if not fits or not _is_whole(text_len):
+            raise ConfigError(
+                f"text_len must be a whole number, or whole numbers with 1 or the size of positions, "
+                f"{tuple(positions.shape)}, along each axis; got {text_len.dtype} of shape {tuple(text_len.shape)}"
+            )
+        return text_len.to(positions.device)
 
     def extra_repr(self) -> str:
         """Show the config in the module's print."""
-        return f"head_dim={self.head_dim}, theta={self.config.theta}, pairing={self.config.pairing!r}"
+        parts = [f"head_dim={self.head_dim}, theta={self.config.theta}, pairing={self.config.pairing!r}"]
+        parts += [f"scaling={self.config.scaling}"] if self.config.scaling is not None else []
+        parts += [f"rotary_dim={self.rotary_dim}"] if self.rotary_dim != self.head_dim else []
+        return ", ".join(parts)
 
 
 def rotary_tables(
-    positions: Int[Tensor, "*batch seq_len"], head_dim: int, theta: float
-) -> tuple[Float[Tensor, "*batch seq_len half_dim"], Float[Tensor, "*batch seq_len half_dim"]]:
+    positions: Int[Tensor, "*batch seq_len"], frequencies: Float[Tensor, "*any num_pairs"], factor: float = 1.0
+) -> tuple[Float[Tensor, "*batch seq_len num_pairs"], Float[Tensor, "*batch seq_len num_pairs"]]:
     """Return cosine and sine of the angle of each position and pair, in float64.
 
     Args:
         positions: position of each token.
-        head_dim: size of a head; there are half as many pairs.
-        theta: base of the frequencies.
+        frequencies: float64; of each pair, the same for all tokens, or with axes that broadcast to those of positions.
+        factor: what both are multiplied by.
     """
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float64, device=positions.device) / head_dim
-    angles = positions.unsqueeze(-1) * theta**-exponents
-    return angles.cos(), angles.sin()
+    angles = positions.unsqueeze(-1) * frequencies
+    cos, sin = angles.cos(), angles.sin()
+    return (cos, sin) if factor == 1 else (cos * factor, sin * factor)
 
 
 def rotate(
     vectors: Float[Tensor, "batch num_heads seq_len head_dim"],
-    cos: Float[Tensor, "*heads seq_len half_dim"],
-    sin: Float[Tensor, "*heads seq_len half_dim"],
+    cos: Float[Tensor, "*heads seq_len num_pairs"],
+    sin: Float[Tensor, "*heads seq_len num_pairs"],
     pairing: str,
 ) -> Float[Tensor, "batch num_heads seq_len head_dim"]:
     """Turn the pairs of the last dimension: `(a, b) -> (a cos - b sin, a sin + b cos)`.
 
     Args:
-        vectors: what to turn.
+        vectors: what to turn; of D dimensions more than there are pairs for, the last stay as they are.
         cos, sin: of the angle of each token and pair, broadcast over texts and heads.
-        pairing: "half": the pair of dimension i is i + D/2; "interleaved": dimensions 2i and 2i + 1.
+        pairing: which of the dimensions R that are turned are a pair. "half": i and i + R/2; "interleaved": 2i and
+            2i + 1.
     """
     num_pairs = cos.shape[-1]
+    if vectors.shape[-1] > 2 * num_pairs:
+        turned = rotate(vectors[..., : 2 * num_pairs], cos, sin, pairing)
+        return torch.cat((turned, vectors[..., 2 * num_pairs :]), dim=-1)
     # The last dimension as a rectangle with the two of each pair along one axis.
     rectangle, axis = ((2, num_pairs), -2) if pairing == "half" else ((num_pairs, 2), -1)
     dtype = torch.promote_types(vectors.dtype, torch.float32)
@@ -109,3 +145,7 @@ def rotate(
     cos, sin = cos.to(dtype), sin.to(dtype)
     turned = torch.stack((first * cos - second * sin, first * sin + second * cos), dim=axis)
     return turned.flatten(-2).to(vectors.dtype)
+
+
+def _is_whole(numbers: Tensor) -> bool:
+    return not (numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool)

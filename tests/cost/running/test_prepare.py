@@ -5,11 +5,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from headwise.config.attention import AttentionConfig
 from headwise.cost.running.adapters import SCALE, AdaptedProjection, targets_of
 from headwise.cost.running.flop_counter import count_flops
 from headwise.cost.running.prepare import autocast, call, make_loss, make_optimizers, prepare_inputs, prepare_module
 from headwise.cost.workload import LORA_TARGETS, Lora, Workload
 from headwise.errors import ConfigError, ModelError, UnsupportedError
+from headwise.nn.multihead import MultiHeadAttention
 
 transformers = pytest.importorskip("transformers")
 
@@ -195,7 +197,10 @@ def test_a_layer_that_stands_in_several_places_is_checkpointed_once():
 def test_a_module_without_layers_to_checkpoint_is_refused():
     with pytest.raises(UnsupportedError, match="needs a ModuleList of equal layers"):
         prepare_module(nn.Linear(3, 5), workload(checkpoint="full"))
-    with pytest.raises(UnsupportedError, match="selective checkpointing needs a Hugging Face model; got Linear"):
+    with pytest.raises(
+        UnsupportedError,
+        match=r"selective checkpointing needs a Hugging Face.*; got Linear",
+    ):
         prepare_module(nn.Linear(3, 5), workload(checkpoint="selective"))
 
 
@@ -353,3 +358,16 @@ def test_scores_of_each_token_are_compared_with_the_next_one():
     scores = torch.randn(1, 3, VOCAB)
     found = make_loss(nn.Identity(), (torch.tensor([[4, 6, 9]]),), workload(loss="cross_entropy"))(scores)
     torch.testing.assert_close(found, functional.cross_entropy(scores[0, :2], torch.tensor([6, 9])))
+
+
+def test_the_dropout_of_our_own_layer_is_switched_off_and_its_config_left_to_others():
+    config = AttentionConfig(embed_dim=6, num_heads=2, dropout_p=0.5)
+    layer = MultiHeadAttention.from_config(config)
+    prepare_module(layer, workload(dropout=False))
+    assert layer.config.dropout_p == 0.0 and config.dropout_p == 0.5
+
+
+def test_selective_checkpoints_reach_our_own_attention():
+    layer = MultiHeadAttention(6, 2)
+    prepare_module(layer, workload(checkpoint="selective"))
+    assert layer.recomputes

@@ -1,6 +1,5 @@
 """DeepSeek's config.json: latent attention, and experts with shared ones (DeepSeek-AI 2024, V2 and V3)."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -8,12 +7,12 @@ from headwise.config.checks import require_number
 from headwise.config.families.classes import read_top
 from headwise.config.families.feed_forwards import dense_first
 from headwise.config.families.rotary import read_rotary
+from headwise.config.families.rotary_scaling import read_stretch_weight
 from headwise.config.keys import Keys, read_dtype
 from headwise.config.latent import LatentAttentionConfig
 from headwise.config.model import MAX_LAYERS, BlockConfig, FeedForwardConfig, ModelConfig
+from headwise.config.scaling import stretch_factor
 from headwise.errors import ConfigError
-
-MAX_STRETCH_WEIGHT = 1000  # published: 0.707 and 1
 
 _SHARED: dict[str, object] = {
     "num_key_value_heads": None,
@@ -136,11 +135,7 @@ def _read_stretch(keys: Keys) -> float:
     settings = keys.mapping("rope_scaling") or keys.mapping("rope_parameters")
     if settings.get("rope_type", settings.get("type", "default")) == "default":
         return 1.0
-    weight, factor = settings.get("mscale_all_dim"), settings.get("factor", 1)
-    weight = 0 if weight is None else weight
-    require_number("mscale_all_dim", weight)
+    weight, factor = read_stretch_weight(settings, "mscale_all_dim"), settings.get("factor", 1)
     require_number("factor", factor)
-    assert isinstance(weight, int | float) and isinstance(factor, int | float)
-    if not 0 <= weight <= MAX_STRETCH_WEIGHT:
-        raise ConfigError(f"mscale_all_dim must be between 0 and {MAX_STRETCH_WEIGHT}; got {weight}")
-    return 0.1 * weight * math.log(factor) + 1.0 if weight and factor > 1 else 1.0
+    assert isinstance(factor, int | float)
+    return stretch_factor(float(factor), weight) if weight else 1.0

@@ -107,7 +107,7 @@ def _read_scale(keys: Keys) -> float | None:
 
 def _read_positions(keys: Keys, masks: list[Mask], head_dim: int) -> list[Rotary | None]:
     if keys.has("rope_local_base_freq"):
-        by_kind = read_rotary_by_kind(keys)
+        by_kind = read_rotary_by_kind(keys, head_dim=head_dim)
         return [by_kind[SLIDING if isinstance(mask, SlidingWindow) else FULL] for mask in masks]
     partial_key = "partial_rotary_factor" if keys.has("partial_rotary_factor") else None
     rotary = read_rotary(keys, head_dim=head_dim, partial_key=partial_key)

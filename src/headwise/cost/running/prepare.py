@@ -6,6 +6,7 @@ One preparation serves the step that is traced and the step that is measured, so
 import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -213,23 +214,33 @@ def _cast(module: nn.Module, dtype: torch.dtype) -> None:
         setattr(part, name, buffer)
 
 
-def _switch_dropout_off(module: nn.Module) -> None:
+def _switch_dropout_off(module: Any) -> None:
     """Set to 0 every probability that a module or a config holds under a name with "drop" in it."""
     for part in module.modules():
         if isinstance(part, nn.modules.dropout._DropoutNd):
             part.p = 0.0
         for holder in (part, getattr(part, "config", None)):
-            for name, value in list(vars(holder).items()) if holder is not None else ():
-                if "drop" in name and isinstance(value, float):
-                    setattr(holder, name, 0.0)
+            held = {} if holder is None else vars(holder)
+            off = {name: 0.0 for name, value in held.items() if "drop" in name and isinstance(value, float)}
+            if off and getattr(getattr(holder, "__dataclass_params__", None), "frozen", False):
+                value: Any = holder  # which others may hold too
+                part.config = replace(value, **off)
+                continue
+            for name in off:
+                setattr(holder, name, 0.0)
 
 
 def _set_attention(module: Any, workload: Workload) -> None:
     if not hasattr(module, "set_attn_implementation"):
         if workload.checkpoint == "selective":
-            raise UnsupportedError(
-                f"selective checkpointing needs a Hugging Face model; got {type(module).__name__}: give 'none', 'full'"
-            )
+            own = [part for part in module.modules() if hasattr(part, "recomputes")]
+            for part in own:
+                part.recomputes = True
+            if not own:
+                raise UnsupportedError(
+                    "selective checkpointing needs a Hugging Face model or headwise's own attention; "
+                    f"got {type(module).__name__}: give 'none', 'full'"
+                )
         return
     try:
         if workload.checkpoint == "selective":

@@ -35,7 +35,7 @@ def _layer(run: Run, block: BlockConfig, weights: Weights, x: Value) -> Value:
         x = x if is_pre else normalise(run, "attention output, normed", x, weights, "attention norm")
     with run.tape.owned_by(f"{run.layer} feed-forward"):
         thought = normalise(run, "feed-forward input", x, weights, "feed-forward norm") if is_pre else x
-        thought = _feed_forward(block.feed_forward, weights, thought)
+        thought = _feed_forward(run, block.feed_forward, weights, thought)
         thought = run.dropout("down_proj output", thought, block.dropout_p)
         x = ops.add("residual after feed-forward", x, thought)
         return x if is_pre else normalise(run, "feed-forward output, normed", x, weights, "feed-forward norm")
@@ -73,7 +73,7 @@ def _rotate(run: Run, name: str, x: Value) -> Value:
     return cast(ops.join(f"{name}, rotated", turned, other), dtype)
 
 
-def _feed_forward(config: FeedForwardConfig, weights: Weights, x: Value) -> Value:
+def _feed_forward(run: Run, config: FeedForwardConfig, weights: Weights, x: Value) -> Value:
     hidden = project("up", x, weights, "up_proj")
     activation = "gelu_pytorch_tanh" if config.activation == "gelu_new" else config.activation  # fused here
     if config.gated:
@@ -82,6 +82,7 @@ def _feed_forward(config: FeedForwardConfig, weights: Weights, x: Value) -> Valu
         del active
     else:
         hidden = ops.activation("feed-forward active", hidden, activation)
+    hidden = run.dropout("feed-forward active", hidden, config.dropout_p)
     return project("down_proj output", hidden, weights, "down_proj")
 
 
@@ -104,6 +105,7 @@ HEADWISE = Family(
             "gated",
             "plain",
             "dropout_p",
+            "feed-forward dropout_p",
             "position_table_size",
         }
     ),

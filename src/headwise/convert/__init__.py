@@ -1,0 +1,1 @@
+"""Weights in and out, and surgery on heads, each proven by equal outputs."""

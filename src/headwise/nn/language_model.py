@@ -1,0 +1,121 @@
+"""LanguageModel: token ids -> scores of the next token; training loss and the probability of a text."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+
+from headwise.config.head import OutputHead
+from headwise.config.model import ModelConfig
+from headwise.errors import ConfigError, UnsupportedError
+from headwise.masks.patterns import Mask
+from headwise.nn.transformer import INITIAL_DEVIATION, Transformer
+
+IGNORED = -100  # a label that counts for nothing, as in torch's cross-entropy
+
+
+class LanguageModel(nn.Module):
+    """A Transformer and a projection to the vocabulary.
+
+    `logits = body(ids) W^T (+ b)`, capped to `softcap * tanh(logits / softcap)` where the config says so; W is the
+    token table's own where the head is tied.
+
+    Args:
+        config: of the model; its head must be a language model's.
+        checkpoint: of every block (see `Block`).
+        impl: which implementation computes the attentions.
+
+    Raises:
+        ConfigError: the config has no head, or another one.
+        UnsupportedError: a part that is not built here.
+
+    Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2; tied: Press and Wolf
+    2017, "Using the Output Embedding to Improve Language Models".
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        checkpoint: Literal["none", "selective", "full"] = "none",
+        impl: str = "auto",
+    ):
+        super().__init__()
+        self.config = config
+        self.head = _require_head(config)
+        self.body = Transformer(config, checkpoint=checkpoint, impl=impl)
+        self.projection: nn.Linear | None = None
+        if not self.head.tied:
+            self.projection = nn.Linear(config.embed_dim, self.head.num_outputs, bias=self.head.bias)
+            nn.init.normal_(self.projection.weight, std=INITIAL_DEVIATION)
+            if self.head.bias:
+                nn.init.zeros_(self.projection.bias)
+
+    def forward(
+        self,
+        ids: Int[Tensor, "batch seq_len"],
+        *,
+        mask: Mask | None = None,
+        positions: Int[Tensor, "batch seq_len"] | Int[Tensor, " seq_len"] | None = None,
+    ) -> Float[Tensor, "batch seq_len vocab_size"]:
+        """Return the score of each token of the vocabulary at each place: of the next one, where masks are causal.
+
+        Args:
+            ids, mask, positions: as of `Transformer`.
+        """
+        hidden = self.body(ids, mask=mask, positions=positions)
+        weight = self.body.token_table.weight if self.projection is None else self.projection.weight
+        logits = functional.linear(hidden, weight, None if self.projection is None else self.projection.bias)
+        cap = self.head.softcap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def loss(
+        self,
+        ids: Int[Tensor, "batch seq_len"],
+        *,
+        labels: Int[Tensor, "batch seq_len"] | None = None,
+        mask: Mask | None = None,
+        positions: Int[Tensor, "batch seq_len"] | Int[Tensor, " seq_len"] | None = None,
+    ) -> Float[Tensor, ""]:
+        """Return the mean cross-entropy, in nats a token, of each next token given those before it, in float32.
+
+        Args:
+            ids, mask, positions: as of `Transformer`.
+            labels: (batch, seq_len) the tokens to foretell, each at its own place, as `ids`; -100 counts for nothing
+                (padding, another document's first token). Default: `ids`.
+        """
+        labels = ids if labels is None else labels
+        logits = self(ids, mask=mask, positions=positions)[:, :-1]
+        return functional.cross_entropy(logits.flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=IGNORED)
+
+    @torch.no_grad()
+    def score(
+        self,
+        ids: Int[Tensor, "batch seq_len"],
+        *,
+        mask: Mask | None = None,
+        positions: Int[Tensor, "batch seq_len"] | Int[Tensor, " seq_len"] | None = None,
+    ) -> Float[Tensor, "batch seq_len_less_one"]:
+        """Return the logarithm of the probability of each token but the first, given those before it, in float32.
+
+        Their sum is that of the text, and `exp(-mean)` the perplexity.
+
+        Args:
+            ids, mask, positions: as of `Transformer`.
+        """
+        log_probs = self(ids, mask=mask, positions=positions)[:, :-1].float().log_softmax(-1)
+        return torch.gather(log_probs, -1, ids[:, 1:].unsqueeze(-1)).squeeze(-1)
+
+
+def _require_head(config: ModelConfig) -> OutputHead:
+    head = config.head
+    if head is None or head.kind != "language_model":
+        raise ConfigError(f"a language model needs a head of kind 'language_model'; got {head}")
+    if head.transform or (head.tied and head.bias):
+        raise UnsupportedError(
+            f"the head must be one projection, without a bias where it is tied, to be built here; got {head}; run the "
+            "model through transformers"
+        )
+    return head

@@ -1,0 +1,124 @@
+"""Transformer: token ids -> hidden states, by a table of tokens, blocks, and a last norm, as a ModelConfig says."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from headwise.config.attention import AttentionConfig
+from headwise.config.model import ModelConfig
+from headwise.errors import ConfigError, UnsupportedError
+from headwise.masks.patterns import Mask
+from headwise.nn.block import Block
+
+# What a model on paper may have and this module has not, each with the value that means: none.
+_NOT_BUILT_HERE = {"num_token_types": 0, "embedding_norm": False, "pooler": False, "encoder": None, "patches": None}
+
+INITIAL_DEVIATION = 0.02  # of the tables' entries, as in GPT-2 and BERT
+
+
+class Transformer(nn.Module):
+    """The body of a model of texts.
+
+    `x = dropout(token_table[ids] + position_table[positions])`, then the blocks one after the other, then a norm where
+    the config has one. Whether tokens see later ones is each attention's own mask.
+
+    Args:
+        config: of the whole model; a head on it is another module's.
+        checkpoint: of every block: "none", "selective" or "full" (see `Block`).
+        impl: which implementation computes the attentions.
+
+    Raises:
+        ConfigError: another `checkpoint`.
+        UnsupportedError: the model has a part that is not built here.
+
+    Source: Vaswani et al. 2017, "Attention Is All You Need", section 3; Radford et al. 2019 for the last norm.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        checkpoint: Literal["none", "selective", "full"] = "none",
+        impl: str = "auto",
+    ):
+        super().__init__()
+        for name, absent in _NOT_BUILT_HERE.items():
+            if getattr(config, name) != absent:
+                raise UnsupportedError(
+                    f"{name} must be {absent!r} for a model to be built here; got {getattr(config, name)!r}; "
+                    "run the model through transformers"
+                )
+        self.config = config
+        self.token_table = _make_table(config.vocab_size, config.embed_dim)
+        self.position_table = (
+            _make_table(config.position_table_size, config.embed_dim) if config.position_table_size else None
+        )
+        self.dropout = nn.Dropout(config.embedding_dropout_p)
+        self.blocks = nn.ModuleList([Block(block, checkpoint=checkpoint, impl=impl) for block in config.blocks])
+        self.norm = self._make_norm() if config.final_norm else None
+
+    def forward(
+        self,
+        ids: Int[Tensor, "batch seq_len"],
+        *,
+        mask: Mask | None = None,
+        positions: Int[Tensor, "batch seq_len"] | Int[Tensor, " seq_len"] | None = None,
+    ) -> Float[Tensor, "batch seq_len embed_dim"]:
+        """Return the last hidden state of each token.
+
+        Args:
+            ids: (batch, seq_len) token ids.
+            mask: which keys a query may read, beyond what each attention's own mask allows: padding, packed documents.
+            positions: (seq_len,) or (batch, seq_len) position of each token, as left padding and packing need them,
+                read by the position table and by attentions with positions. Default: 0, 1, 2, ...
+
+        Raises:
+            ConfigError: a position beyond the table; positions that nothing reads.
+        """
+        x = self.token_table(ids)
+        if self.position_table is not None:
+            x = x + self.position_table(self._places(ids, positions))
+        elif positions is not None and not any(self._has_positions):
+            raise ConfigError(
+                "positions are read by a table or by attentions that have some, and this model has none; leave them out"
+            )
+        x = self.dropout(x)
+        for block, reads in zip(self.blocks, self._has_positions, strict=True):
+            x = block(x, mask=mask, positions=positions if reads else None)
+        hidden: Tensor = x if self.norm is None else self.norm(x)
+        return hidden
+
+    @property
+    def _has_positions(self) -> list[bool]:
+        attentions = [block.attention for block in self.config.blocks]
+        return [isinstance(one, AttentionConfig) and one.position is not None for one in attentions]
+
+    def _places(self, ids: Tensor, positions: Tensor | None) -> Tensor:
+        assert self.position_table is not None
+        num_places = self.position_table.num_embeddings
+        if positions is None:
+            positions = torch.arange(ids.shape[1], device=ids.device)
+            largest = ids.shape[1] - 1
+        elif torch.compiler.is_compiling() or positions.numel() == 0:
+            return positions
+        else:
+            largest = int(positions.max())
+        if largest >= num_places:
+            raise ConfigError(
+                f"positions must be below {num_places}, the rows of the learned position table; got {largest}; the "
+                "model knows no place beyond: cut the text"
+            )
+        return positions
+
+    def _make_norm(self) -> nn.Module:
+        first = self.config.blocks[0]
+        kind = nn.LayerNorm if first.norm == "layernorm" else nn.RMSNorm
+        return kind(self.config.embed_dim, eps=first.norm_eps)
+
+
+def _make_table(num_rows: int, width: int) -> nn.Embedding:
+    table = nn.Embedding(num_rows, width)
+    nn.init.normal_(table.weight, std=INITIAL_DEVIATION)
+    return table

@@ -1,0 +1,212 @@
+"""Whole models of our own modules: what they compute, how positions and masks reach them, and what they refuse."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional
+
+from headwise.config.attention import AttentionConfig, Rotary
+from headwise.config.block import BlockConfig, FeedForwardConfig
+from headwise.config.head import OutputHead
+from headwise.config.model import ModelConfig
+from headwise.cost.memory import predict_step
+from headwise.cost.running.measure import measure_training_step
+from headwise.cost.workload import Workload
+from headwise.errors import ConfigError, UnsupportedError
+from headwise.masks.data import KeyPadding
+from headwise.masks.patterns import Causal
+from headwise.masks.tables import Documents
+from headwise.nn.build import build
+from headwise.nn.classifier import Classifier
+from headwise.nn.language_model import LanguageModel
+from headwise.nn.transformer import Transformer
+
+VOCAB, WIDTH, HEADS, PLACES = 29, 12, 3, 17
+EXACT = {"rtol": 0, "atol": 1e-12}  # float64 sums of some hundred terms of size about 1
+
+
+def describe(*, causal=True, position=None, places=PLACES, head=None, num_layers=2, **settings):
+    attention = AttentionConfig(
+        embed_dim=WIDTH, num_heads=HEADS, position=position, **({"mask": Causal()} if causal else {})
+    )
+    block = BlockConfig(attention=attention, feed_forward=FeedForwardConfig(embed_dim=WIDTH, hidden_dim=19))
+    settings = {"final_norm": True, "max_positions": PLACES} | settings
+    return ModelConfig(
+        name="own",
+        model_type="headwise",
+        kind="decoder" if causal else "encoder",
+        embed_dim=WIDTH,
+        vocab_size=VOCAB,
+        position_table_size=places,
+        blocks=(block,) * num_layers,
+        head=head,
+        **settings,
+    )
+
+
+LANGUAGE = OutputHead(kind="language_model", num_outputs=VOCAB)
+CLASSES = OutputHead(kind="classifier", num_outputs=5, per_token=False, bias=True)
+
+
+def make(config, **settings):
+    torch.manual_seed(0)
+    return build(config, **settings).double().eval()
+
+
+def ids(batch=2, length=7):
+    return torch.randint(VOCAB, (batch, length), generator=torch.Generator().manual_seed(3))
+
+
+@torch.no_grad()
+def test_a_model_is_tables_blocks_and_a_norm():
+    body, tokens = make(describe()), ids()
+    x = body.token_table.weight[tokens] + body.position_table.weight[:7]
+    for block in body.blocks:
+        x = block(x)
+    torch.testing.assert_close(body(tokens), body.norm(x), **EXACT)
+    without = make(describe(places=0, final_norm=False, position=Rotary(), num_layers=1))
+    assert without.position_table is None and without.norm is None
+    torch.testing.assert_close(without(tokens), without.blocks[0](without.token_table(tokens)), **EXACT)
+
+
+def test_the_head_decides_what_is_built():
+    kinds = {None: Transformer, LANGUAGE: LanguageModel, CLASSES: Classifier}
+    for head, kind in kinds.items():
+        assert type(build(describe(head=head))) is kind
+
+
+@pytest.mark.parametrize("settings", [{}, {"places": 0, "position": Rotary()}], ids=["table", "rotary"])
+@torch.no_grad()
+def test_left_padding_equals_each_text_alone(settings):
+    model, tokens = make(describe(head=LANGUAGE, **settings)), ids()
+    lengths = torch.tensor([7, 4])
+    positions = (torch.arange(7) - (7 - lengths[:, None])).clamp(min=0)
+    together = model(tokens, mask=KeyPadding(lengths, side="left", padded_len=7), positions=positions)
+    for row, length in enumerate(lengths):
+        torch.testing.assert_close(together[row, 7 - length :], model(tokens[row : row + 1, 7 - length :])[0], **EXACT)
+
+
+@torch.no_grad()
+def test_packed_texts_equal_each_alone():
+    model, tokens = make(describe(head=LANGUAGE)), ids(1)
+    positions = torch.tensor([0, 1, 2, 0, 1, 2, 3])
+    packed = model(tokens, mask=Documents(torch.tensor([3, 4])), positions=positions)
+    torch.testing.assert_close(packed[:, :3], model(tokens[:, :3]), **EXACT)
+    torch.testing.assert_close(packed[:, 3:], model(tokens[:, 3:]), **EXACT)
+
+
+@torch.no_grad()
+def test_a_later_token_changes_no_earlier_score():
+    model, tokens = make(describe(head=LANGUAGE)), ids()
+    changed = tokens.clone()
+    changed[:, 4:] = (changed[:, 4:] + 1) % VOCAB
+    assert torch.equal(model(tokens)[:, :4], model(changed)[:, :4])
+
+
+@torch.no_grad()
+def test_scores_are_the_logarithms_of_the_probabilities_of_the_tokens_that_come():
+    model, tokens = make(describe(head=LANGUAGE)), ids()
+    scores, probs = model.score(tokens), model(tokens).softmax(-1)
+    for row in range(2):
+        for place in range(6):
+            # score works in float32, which rounds numbers of size 4 by 2e-7
+            assert float(scores[row, place]) == pytest.approx(
+                float(probs[row, place, tokens[row, place + 1]].log()), abs=2e-6
+            )
+    assert float(model.loss(tokens)) == pytest.approx(-float(scores.mean()), abs=2e-6)
+    labels = tokens.clone()
+    labels[1] = -100
+    assert float(model.loss(tokens, labels=labels)) == pytest.approx(-float(scores[0].mean()), abs=2e-6)
+
+
+@torch.no_grad()
+def test_a_tied_head_reads_the_token_table_and_a_cap_bounds_the_scores():
+    model, tokens = make(describe(head=replace(LANGUAGE, tied=True, softcap=0.1))), ids()
+    logits = functional.linear(model.body(tokens), model.body.token_table.weight)
+    torch.testing.assert_close(model(tokens), 0.1 * torch.tanh(logits / 0.1), **EXACT)
+    assert model.projection is None
+
+
+@torch.no_grad()
+def test_a_class_is_told_by_the_mean_of_the_real_tokens():
+    model, tokens = make(describe(causal=False, head=CLASSES)), ids(3)
+    lengths = torch.tensor([7, 4, 0])
+    scores = model(tokens, lengths=lengths)
+    torch.testing.assert_close(scores[:1], model(tokens[:1]), **EXACT)
+    torch.testing.assert_close(scores[1:2], model(tokens[1:2, :4]), **EXACT)
+    torch.testing.assert_close(scores[2], model.projection.bias, **EXACT)  # a text of nothing
+    hidden = model.body(tokens[:1]).mean(1)
+    torch.testing.assert_close(scores[:1], model.projection(hidden), **EXACT)
+    each = make(describe(causal=False, head=replace(CLASSES, per_token=True)))
+    assert each(tokens).shape == (3, 7, 5)
+
+
+def test_a_text_beyond_the_table_is_refused_with_the_reason():
+    model = make(describe())
+    assert model(ids(length=PLACES)).shape == (2, PLACES, WIDTH)
+    with pytest.raises(ConfigError, match=r"positions must be below 17, the rows of.*got 17;.*cut the text"):
+        model(ids(length=PLACES + 1))
+    with pytest.raises(ConfigError, match=r"positions must be below 17.*got 40"):
+        model(ids(length=2), positions=torch.tensor([0, 40]))
+
+
+def test_positions_that_nothing_reads_are_refused():
+    with pytest.raises(ConfigError, match="positions are read by a table or by attentions"):
+        make(describe(places=0))(ids(), positions=torch.arange(7))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"num_token_types": 2}, "num_token_types must be 0 for a model to be built here; got 2"),
+        ({"embedding_norm": True}, "embedding_norm must be False"),
+        ({"pooler": True}, "pooler must be False"),
+    ],
+)
+def test_a_part_that_is_not_built_is_refused_by_name(changes, text):
+    with pytest.raises(UnsupportedError, match=text):
+        build(describe(**changes))
+
+
+@pytest.mark.parametrize(
+    ("kind", "head", "error", "text"),
+    [
+        (LanguageModel, None, ConfigError, "needs a head of kind 'language_model'; got None"),
+        (LanguageModel, CLASSES, ConfigError, "needs a head of kind 'language_model'"),
+        (LanguageModel, replace(LANGUAGE, transform=True), UnsupportedError, "the head must be one projection"),
+        (Classifier, LANGUAGE, ConfigError, "needs a head of kind 'classifier'"),
+        (Classifier, replace(CLASSES, softcap=2.0), UnsupportedError, "the head must be one projection"),
+    ],
+)
+def test_a_head_of_another_kind_is_refused_by_name(kind, head, error, text):
+    with pytest.raises(error, match=text):
+        kind(describe(head=head))
+
+
+@pytest.mark.parametrize("checkpoint", ["none", "selective"])
+@pytest.mark.parametrize("impl", ["reference", "sdpa"])
+def test_a_built_model_keeps_what_its_config_foretells(checkpoint, impl):
+    config = describe(head=LANGUAGE)
+    attention = "eager" if impl == "reference" else "sdpa"
+    workload = Workload(
+        batch=2, seq=7, device="cpu", optimizer="sgd", attention=attention, checkpoint=checkpoint, dropout=False
+    )
+    model = build(config, checkpoint=checkpoint, impl=impl)
+    measured = measure_training_step(model, (ids(),), workload=replace(workload, checkpoint="none"))
+    assert measured == measure_training_step(build(config, impl=impl), (ids(),), workload=workload)
+    predicted = predict_step(config, workload)
+    assert (predicted.parameter_bytes, predicted.saved_bytes) == (measured.parameter_bytes, measured.saved_bytes)
+
+
+def test_a_model_learns_a_text_by_heart():
+    torch.manual_seed(0)
+    model, tokens = build(describe(head=LANGUAGE)), ids(1, 12)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    first = float(model.loss(tokens).detach())
+    for _ in range(60):
+        optimizer.zero_grad()
+        model.loss(tokens).backward()
+        optimizer.step()
+    # chance is ln 29 = 3.4 nats a token; one text of eleven steps fits in two thousand weights
+    assert first > 3 and float(model.loss(tokens).detach()) < 0.1
