@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from headwise.config.position import ALiBi as ALiBi
     from headwise.config.position import T5Bias as T5Bias
     from headwise.config.presets import preset as preset
+    from headwise.convert.huggingface import from_huggingface as from_huggingface
+    from headwise.convert.surgery import merge_kv_heads as merge_kv_heads
+    from headwise.convert.surgery import prune_heads as prune_heads
+    from headwise.convert.torch_attention import from_torch as from_torch
+    from headwise.convert.torch_attention import to_torch as to_torch
     from headwise.cost.allocator import replay_ledger as replay_ledger
     from headwise.cost.memory import predict_ledger as predict_ledger
     from headwise.cost.memory import predict_step as predict_step
@@ -56,7 +61,14 @@ if TYPE_CHECKING:
     from headwise.masks.tables import Documents as Documents
     from headwise.masks.tables import Explicit as Explicit
     from headwise.nn.block import Block as Block
+    from headwise.nn.build import build as build
+    from headwise.nn.c3tr import C3TR as C3TR
+    from headwise.nn.classifier import Classifier as Classifier
+    from headwise.nn.language_model import LanguageModel as LanguageModel
     from headwise.nn.multihead import MultiHeadAttention as MultiHeadAttention
+    from headwise.nn.torch_multihead import TorchMultiheadAttention as TorchMultiheadAttention
+    from headwise.nn.transformer import Transformer as Transformer
+    from headwise.nn.vision import PatchEncoder as PatchEncoder
     from headwise.ops.attention import attention as attention
     from headwise.ops.attention import choose_impl as choose_impl
     from headwise.ops.results import AttentionOutput as AttentionOutput
@@ -73,7 +85,9 @@ _MODULE_OF = {
     "BlockConfig": "headwise.config.model",
     "BlockLayout": "headwise.masks.layout",
     "BlockSparse": "headwise.masks.tables",
+    "C3TR": "headwise.nn.c3tr",
     "Causal": "headwise.masks.patterns",
+    "Classifier": "headwise.nn.classifier",
     "Dilated": "headwise.masks.sparse",
     "Documents": "headwise.masks.tables",
     "EncoderConfig": "headwise.config.model",
@@ -83,6 +97,7 @@ _MODULE_OF = {
     "GlobalTokens": "headwise.masks.sparse",
     "HeadwiseError": "headwise.errors",
     "KeyPadding": "headwise.masks.data",
+    "LanguageModel": "headwise.nn.language_model",
     "LatentAttentionConfig": "headwise.config.latent",
     "LinearAttentionConfig": "headwise.config.linear",
     "LocalWindow": "headwise.masks.sparse",
@@ -92,6 +107,7 @@ _MODULE_OF = {
     "MultiHeadAttention": "headwise.nn.multihead",
     "OutputHead": "headwise.config.model",
     "PatchConfig": "headwise.config.model",
+    "PatchEncoder": "headwise.nn.vision",
     "PrefixLM": "headwise.masks.sparse",
     "Rotary": "headwise.config.attention",
     "Sharding": "headwise.cost.sharding.results",
@@ -99,24 +115,32 @@ _MODULE_OF = {
     "Strided": "headwise.masks.sparse",
     "T5Bias": "headwise.config.position",
     "T5RelativeBias": "headwise.positions.bias",
+    "TorchMultiheadAttention": "headwise.nn.torch_multihead",
+    "Transformer": "headwise.nn.transformer",
     "Workload": "headwise.cost.workload",
     "attention": "headwise.ops.attention",
     "bench": "headwise.api.bench",
+    "build": "headwise.nn.build",
     "choose_impl": "headwise.ops.attention",
     "count": "headwise.api.count",
     "count_flops": "headwise.cost.running.flop_counter",
     "explain": "headwise.api.explain",
     "explain_oom": "headwise.api.explain_oom",
     "fit": "headwise.api.fit",
+    "from_huggingface": "headwise.convert.huggingface",
+    "from_torch": "headwise.convert.torch_attention",
     "make_report": "headwise.api.report",
     "mask_from_huggingface": "headwise.masks.conventions",
     "mask_from_torch": "headwise.masks.conventions",
     "measure_training_step": "headwise.cost.running.measure",
+    "merge_kv_heads": "headwise.convert.surgery",
     "oom": "headwise.api.oom",
     "predict_ledger": "headwise.cost.memory",
     "predict_step": "headwise.cost.memory",
     "preset": "headwise.config.presets",
+    "prune_heads": "headwise.convert.surgery",
     "replay_ledger": "headwise.cost.allocator",
+    "to_torch": "headwise.convert.torch_attention",
     "trace_step": "headwise.cost.tracing.trace",
     "track": "headwise.api.tracking",
 }

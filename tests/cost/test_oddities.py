@@ -172,7 +172,7 @@ def without_a_table(config):
     ("family", "make", "text"),
     [
         ("headwise", lambda config: in_attention(config, softcap=5.0), "softcap 5.0"),
-        ("headwise", lambda config: in_feed_forward(config, dropout_p=0.1), "dropout in feed-forwards"),
+        ("llama", lambda config: in_feed_forward(config, dropout_p=0.1), "dropout in feed-forwards"),
         ("headwise", lambda config: in_attention(config, position=Rotary(rotary_dim=2)), "rotary_dim 2"),
         ("headwise", lambda config: in_attention(config, qk_norm=True, qk_norm_over="projection"), "qk_norm over proj"),
         ("headwise", lambda config: replace(config, embedding_norm=True), "embedding_norm True"),

@@ -8,6 +8,7 @@ import torch
 
 from headwise.config.attention import Rotary
 from headwise.config.huggingface import read_config
+from headwise.config.presets import PRESETS, preset
 from headwise.config.scaling import (
     DynamicNTKScaling,
     LinearScaling,
@@ -173,6 +174,27 @@ def test_a_file_gives_the_frequencies_and_the_factor_of_transformers(name, text_
     # the two, at most 5 (ramps) or 8 (turns) here: 8 + 8 * 8. Whole ramps (factor 40) have shares without an error.
     torch.testing.assert_close(ours.float(), theirs, rtol=72 * 2**-24, atol=0)
     assert attention_factor(read(FILES[name])) == pytest.approx(their_factor, rel=1e-15)
+
+
+@pytest.mark.parametrize(
+    "name", ["llama-3.2-1b", "llama-3.2-3b", "gemma-3-27b", "gpt-oss-20b", "gpt-oss-120b", "deepseek-v3"]
+)
+def test_published_models_turn_as_transformers_turns_them(name):
+    rules = pytest.importorskip("transformers.modeling_rope_utils").ROPE_INIT_FUNCTIONS
+    from transformers import CONFIG_MAPPING
+
+    published = dict(PRESETS[name].config)
+    config = CONFIG_MAPPING[published.pop("model_type")](**published)
+    kind = "full_attention" if name.startswith("gemma") else None
+    settings = config.rope_parameters[kind] if kind else config.rope_parameters
+    theirs, their_factor = rules[settings["rope_type"]](config, layer_type=kind)
+    position = next(
+        block.attention.position for block in preset(name).blocks if block.attention.position.scaling is not None
+    )
+    ours = rotary_frequencies(position, 2 * len(theirs), torch.tensor(1))
+    # As above, with ln(500000) / 2 = 6.6 units for the power, so 12, and a ratio of at most 40: 12 + 12 * 40.
+    torch.testing.assert_close(ours.float(), theirs, rtol=492 * 2**-24, atol=0)
+    assert attention_factor(position) == pytest.approx(their_factor, rel=1e-15)
 
 
 @pytest.mark.parametrize("start", [3, 60])

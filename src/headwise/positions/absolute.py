@@ -94,8 +94,8 @@ class LearnedPositions(nn.Module):
             positions: position of each token, from 0 to `max_positions - 1`.
 
         Raises:
-            ConfigError: a position that has no row. Not looked at where there are no numbers to look at, in a trace or
-                a compiled graph; a table's own indexing then refuses it.
+            ConfigError: a position that has no row. The numbers are looked at, which waits for the device; where there
+                are none to look at, in a trace or a compiled graph, it is left to torch's indexing to refuse them.
         """
         if positions.numel() and not isinstance(positions, FakeTensor) and not torch.compiler.is_compiling():
             smallest, largest = (int(end) for end in torch.aminmax(positions))
