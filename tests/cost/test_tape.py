@@ -85,7 +85,13 @@ def sums_of_gradients(tape, result):
 
 def test_a_second_gradient_is_added_in_place_to_one_that_nothing_else_holds(tape):
     x = ops.scale("x", tape.parameter("table", (ROWS, WIDTH)))
-    assert sums_of_gradients(tape, ops.add("x + f(x)", x, ops.scale("f(x)", x))) == 0
+    added = ops.add("x + f(x)", x, ops.scale("f(x)", x))
+    assert sums_of_gradients(tape, ops.scale("2 (x + f(x))", added)) == 0
+
+
+def test_nothing_is_added_to_the_one_number_that_a_sum_sends_back(tape):
+    x = ops.scale("x", tape.parameter("table", (ROWS, WIDTH)))
+    assert sums_of_gradients(tape, ops.add("x + f(x)", x, ops.scale("f(x)", x))) == 1
 
 
 def test_a_second_gradient_is_added_out_of_place_to_one_that_another_branch_still_holds(tape):

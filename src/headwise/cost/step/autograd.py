@@ -86,10 +86,13 @@ def _run(tape: Tape, node: Node, flows: dict[int, Storage]) -> list[tuple[Edge, 
 
 
 def _add(tape: Tape, flows: Flows, edge: Edge, storage: Storage) -> None:
-    """Bring a gradient to its node; a second one is added in place if the first one is no view and nothing holds it."""
+    """Bring a gradient to its node; a second one is added in place if nothing else holds or shows the first one.
+
+    Nothing is added to one number that is spread out, as a sum sends it back.
+    """
     slots = flows.setdefault(edge.node, {})
     before = slots.get(edge.slot)
-    if before is not None and before.num_buffers == 1 and not before.is_view:
+    if before is not None and before.num_buffers == 1 and not before.is_view and not before.is_expanded:
         return
     if before is not None:
         before.num_buffers -= 1
