@@ -28,6 +28,12 @@ if TYPE_CHECKING:
     from headwise.config.position import ALiBi as ALiBi
     from headwise.config.position import T5Bias as T5Bias
     from headwise.config.presets import preset as preset
+    from headwise.config.scaling import DynamicNTKScaling as DynamicNTKScaling
+    from headwise.config.scaling import LinearScaling as LinearScaling
+    from headwise.config.scaling import Llama3Scaling as Llama3Scaling
+    from headwise.config.scaling import LongRoPEScaling as LongRoPEScaling
+    from headwise.config.scaling import NTKScaling as NTKScaling
+    from headwise.config.scaling import YaRNScaling as YaRNScaling
     from headwise.convert.huggingface import from_huggingface as from_huggingface
     from headwise.convert.surgery import merge_kv_heads as merge_kv_heads
     from headwise.convert.surgery import prune_heads as prune_heads
@@ -72,8 +78,12 @@ if TYPE_CHECKING:
     from headwise.ops.attention import attention as attention
     from headwise.ops.attention import choose_impl as choose_impl
     from headwise.ops.results import AttentionOutput as AttentionOutput
+    from headwise.positions.absolute import LearnedPositions as LearnedPositions
+    from headwise.positions.absolute import SinusoidalPositions as SinusoidalPositions
     from headwise.positions.bias import ALiBiBias as ALiBiBias
     from headwise.positions.bias import T5RelativeBias as T5RelativeBias
+    from headwise.positions.grid import GridRotaryPositions as GridRotaryPositions
+    from headwise.positions.rotary import RotaryPositions as RotaryPositions
 
 _MODULE_OF = {
     "ALiBi": "headwise.config.position",
@@ -90,27 +100,36 @@ _MODULE_OF = {
     "Classifier": "headwise.nn.classifier",
     "Dilated": "headwise.masks.sparse",
     "Documents": "headwise.masks.tables",
+    "DynamicNTKScaling": "headwise.config.scaling",
     "EncoderConfig": "headwise.config.model",
     "Explicit": "headwise.masks.tables",
     "FeedForwardConfig": "headwise.config.model",
     "Full": "headwise.masks.patterns",
     "GlobalTokens": "headwise.masks.sparse",
+    "GridRotaryPositions": "headwise.positions.grid",
     "HeadwiseError": "headwise.errors",
     "KeyPadding": "headwise.masks.data",
     "LanguageModel": "headwise.nn.language_model",
     "LatentAttentionConfig": "headwise.config.latent",
+    "LearnedPositions": "headwise.positions.absolute",
     "LinearAttentionConfig": "headwise.config.linear",
+    "LinearScaling": "headwise.config.scaling",
+    "Llama3Scaling": "headwise.config.scaling",
     "LocalWindow": "headwise.masks.sparse",
+    "LongRoPEScaling": "headwise.config.scaling",
     "Lora": "headwise.cost.workload",
     "Mask": "headwise.masks.patterns",
     "ModelConfig": "headwise.config.model",
     "MultiHeadAttention": "headwise.nn.multihead",
+    "NTKScaling": "headwise.config.scaling",
     "OutputHead": "headwise.config.model",
     "PatchConfig": "headwise.config.model",
     "PatchEncoder": "headwise.nn.vision",
     "PrefixLM": "headwise.masks.sparse",
     "Rotary": "headwise.config.attention",
+    "RotaryPositions": "headwise.positions.rotary",
     "Sharding": "headwise.cost.sharding.results",
+    "SinusoidalPositions": "headwise.positions.absolute",
     "SlidingWindow": "headwise.masks.patterns",
     "Strided": "headwise.masks.sparse",
     "T5Bias": "headwise.config.position",
@@ -118,6 +137,7 @@ _MODULE_OF = {
     "TorchMultiheadAttention": "headwise.nn.torch_multihead",
     "Transformer": "headwise.nn.transformer",
     "Workload": "headwise.cost.workload",
+    "YaRNScaling": "headwise.config.scaling",
     "attention": "headwise.ops.attention",
     "bench": "headwise.api.bench",
     "build": "headwise.nn.build",

@@ -61,12 +61,12 @@ def ids(batch=2, length=7):
 @torch.no_grad()
 def test_a_model_is_tables_blocks_and_a_norm():
     body, tokens = make(describe()), ids()
-    x = body.token_table.weight[tokens] + body.position_table.weight[:7]
+    x = body.token_table.weight[tokens] + body.positions.table[:7]
     for block in body.blocks:
         x = block(x)
     torch.testing.assert_close(body(tokens), body.norm(x), **EXACT)
     without = make(describe(places=0, final_norm=False, position=Rotary(), num_layers=1))
-    assert without.position_table is None and without.norm is None
+    assert without.positions is None and without.norm is None
     torch.testing.assert_close(without(tokens), without.blocks[0](without.token_table(tokens)), **EXACT)
 
 
@@ -145,9 +145,9 @@ def test_a_class_is_told_by_the_mean_of_the_real_tokens():
 def test_a_text_beyond_the_table_is_refused_with_the_reason():
     model = make(describe())
     assert model(ids(length=PLACES)).shape == (2, PLACES, WIDTH)
-    with pytest.raises(ConfigError, match=r"positions must be below 17, the rows of.*got 17;.*cut the text"):
+    with pytest.raises(ConfigError, match=r"positions must be below max_positions = 17.*got 17"):
         model(ids(length=PLACES + 1))
-    with pytest.raises(ConfigError, match=r"positions must be below 17.*got 40"):
+    with pytest.raises(ConfigError, match=r"positions must be below max_positions = 17.*got 40"):
         model(ids(length=2), positions=torch.tensor([0, 40]))
 
 

@@ -11,18 +11,19 @@ from headwise.config.model import ModelConfig
 from headwise.errors import ConfigError, UnsupportedError
 from headwise.masks.patterns import Mask
 from headwise.nn.block import Block
+from headwise.positions.absolute import LearnedPositions
 
 # What a model on paper may have and this module has not, each with the value that means: none.
 _NOT_BUILT_HERE = {"num_token_types": 0, "embedding_norm": False, "pooler": False, "encoder": None, "patches": None}
 
-INITIAL_DEVIATION = 0.02  # of the tables' entries, as in GPT-2 and BERT
+INITIAL_DEVIATION = 0.02  # of the entries of tables, as in GPT-2 and BERT
 
 
 class Transformer(nn.Module):
     """The body of a model of texts.
 
-    `x = dropout(token_table[ids] + position_table[positions])`, then the blocks one after the other, then a norm where
-    the config has one. Whether tokens see later ones is each attention's own mask.
+    `x = dropout(token_table[ids] + learned_positions[positions])`, then the blocks one after the other, then a norm
+    where the config has one. Whether tokens see later ones is each attention's own mask.
 
     Args:
         config: of the whole model; a head on it is another module's.
@@ -51,10 +52,10 @@ class Transformer(nn.Module):
                     "run the model through transformers"
                 )
         self.config = config
-        self.token_table = _make_table(config.vocab_size, config.embed_dim)
-        self.position_table = (
-            _make_table(config.position_table_size, config.embed_dim) if config.position_table_size else None
-        )
+        self.token_table = nn.Embedding(config.vocab_size, config.embed_dim)
+        nn.init.normal_(self.token_table.weight, std=INITIAL_DEVIATION)
+        num_places = config.position_table_size
+        self.positions = LearnedPositions(num_places, config.embed_dim) if num_places else None
         self.dropout = nn.Dropout(config.embedding_dropout_p)
         self.blocks = nn.ModuleList([Block(block, checkpoint=checkpoint, impl=impl) for block in config.blocks])
         self.norm = self._make_norm() if config.final_norm else None
@@ -78,8 +79,9 @@ class Transformer(nn.Module):
             ConfigError: a position beyond the table; positions that nothing reads.
         """
         x = self.token_table(ids)
-        if self.position_table is not None:
-            x = x + self.position_table(self._places(ids, positions))
+        if self.positions is not None:
+            places = torch.arange(ids.shape[1], device=ids.device) if positions is None else positions
+            x = x + self.positions(places)
         elif positions is not None and not any(self._has_positions):
             raise ConfigError(
                 "positions are read by a table or by attentions that have some, and this model has none; leave them out"
@@ -95,30 +97,7 @@ class Transformer(nn.Module):
         attentions = [block.attention for block in self.config.blocks]
         return [isinstance(one, AttentionConfig) and one.position is not None for one in attentions]
 
-    def _places(self, ids: Tensor, positions: Tensor | None) -> Tensor:
-        assert self.position_table is not None
-        num_places = self.position_table.num_embeddings
-        if positions is None:
-            positions = torch.arange(ids.shape[1], device=ids.device)
-            largest = ids.shape[1] - 1
-        elif torch.compiler.is_compiling() or positions.numel() == 0:
-            return positions
-        else:
-            largest = int(positions.max())
-        if largest >= num_places:
-            raise ConfigError(
-                f"positions must be below {num_places}, the rows of the learned position table; got {largest}; the "
-                "model knows no place beyond: cut the text"
-            )
-        return positions
-
     def _make_norm(self) -> nn.Module:
         first = self.config.blocks[0]
         kind = nn.LayerNorm if first.norm == "layernorm" else nn.RMSNorm
         return kind(self.config.embed_dim, eps=first.norm_eps)
-
-
-def _make_table(num_rows: int, width: int) -> nn.Embedding:
-    table = nn.Embedding(num_rows, width)
-    nn.init.normal_(table.weight, std=INITIAL_DEVIATION)
-    return table
