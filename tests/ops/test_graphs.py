@@ -34,6 +34,17 @@ program = torch.export.export(Padded(), (query, key, lengths))
 others = torch.tensor([0, 2])
 assert torch.equal(program.module()(query, key, others), run(query, key, others))
 """,
+    "one graph whatever else has been called": """
+from torch._dynamo.testing import CompileCounter
+count, square = CompileCounter(), torch.randn(2, 4, 6, 8)
+def run(query):
+    return attention(query, query, query, mask=Causal()).output
+compiled = torch.compile(run, backend=count, fullgraph=True)
+for length in (3, 4, 5, 6):
+    run(square[:, :, :length])
+    compiled(square)
+assert count.frame_count == 1
+""",
     "one graph without a break": """
 for mask in (None, SlidingWindow(2), Causal() & padding):
     def run(query, key):

@@ -24,8 +24,10 @@ _known: dict[_Signature | None, tuple[bool, bool]] = {}  # whether torch's call 
 
 def take_shortcut(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, impl: str) -> Tensor | None:
     """Return the output of a call with defaults for all that is not given here; None if its like is not remembered."""
+    if is_traced():  # a graph must not depend on what has been called before
+        return None
     known = _known.get(_signature(query, key, value, mask, impl))
-    if known is None or is_traced() or autocast_dtype(query.device.type) is not None:
+    if known is None or autocast_dtype(query.device.type) is not None:
         return None
     is_causal, is_grouped = known
     return functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal, enable_gqa=is_grouped)
@@ -33,8 +35,8 @@ def take_shortcut(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, 
 
 def remember(call: Call, impl: str) -> None:
     """Remember a call with defaults for all but its mask, if it was checked and torch's own call is all that runs."""
-    signature = _signature(*call[:4], impl)
-    if signature is None or is_traced():
+    signature = None if is_traced() else _signature(*call[:4], impl)
+    if signature is None:
         return
     form = form_of(call)
     is_grouped = call.query.shape[1] != call.key.shape[1]
