@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from headwise.convert.huggingface import from_huggingface as from_huggingface
     from headwise.convert.surgery import merge_kv_heads as merge_kv_heads
     from headwise.convert.surgery import prune_heads as prune_heads
+    from headwise.convert.swap import swap as swap
     from headwise.convert.torch_attention import from_torch as from_torch
     from headwise.convert.torch_attention import to_torch as to_torch
     from headwise.cost.allocator import replay_ledger as replay_ledger
@@ -160,6 +161,7 @@ _MODULE_OF = {
     "preset": "headwise.config.presets",
     "prune_heads": "headwise.convert.surgery",
     "replay_ledger": "headwise.cost.allocator",
+    "swap": "headwise.convert.swap",
     "to_torch": "headwise.convert.torch_attention",
     "trace_step": "headwise.cost.tracing.trace",
     "track": "headwise.api.tracking",

@@ -1,18 +1,21 @@
 """Attention by blocks: its memory on paper and traced without numbers, against real steps that are tracked."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 
 import headwise
-from headwise.config.attention import AttentionConfig
-from headwise.cost.memory import predict_step
+from headwise.config.attention import AttentionConfig, Rotary
+from headwise.cost.memory import predict_ledger, predict_step
 from headwise.cost.running.measure import measure_training_step
 from headwise.cost.step.own_attention import plan_kernel
 from headwise.cost.tracing.trace import step_memory, trace_step
 from headwise.cost.workload import Workload
+from headwise.kernels import traced_device
 from headwise.masks.bigbird import BigBird
 from headwise.masks.data import KeyPadding
-from headwise.masks.patterns import Causal, Full, SlidingWindow
+from headwise.masks.patterns import Causal, Full, Mask, SlidingWindow
 from headwise.masks.sparse import Dilated, GlobalTokens, LocalWindow, PrefixLM, Strided
 from headwise.nn.multihead import MultiHeadAttention
 from headwise.ops.attention import choose_impl
@@ -35,6 +38,11 @@ CASES = {
     "dropout, grouped": ({"mask": Causal(), "num_kv_heads": 1}, 2, 0.1, "fp32"),
     "dropout, half precision": ({"mask": Causal()}, 1, 0.1, "bf16"),
     "narrow values": ({"v_head_dim": 5}, 2, 0.0, "fp32"),
+    "rotary": ({"mask": SlidingWindow(64), "position": Rotary()}, 2, 0.0, "fp32"),
+    "normed": ({"mask": SlidingWindow(64), "qk_norm": True, "num_kv_heads": 1}, 2, 0.0, "bf16"),
+    "big bird, half precision": ({"mask": BIG_BIRD}, 4, 0.0, "bf16"),
+    "grouped, half precision": ({"mask": SlidingWindow(41), "num_kv_heads": 1, "head_dim": 32}, 2, 0.0, "bf16"),
+    "dropout, one matrix": ({"mask": Causal(), "num_kv_heads": 1}, 1, 0.1, "fp32"),
 }
 
 
@@ -76,11 +84,57 @@ def test_predicted_and_tracked_peak_agree(name, make):
     assert predicted.saved_bytes == measure_training_step(module, (ids,), workload=workload).saved_bytes
 
 
-@pytest.mark.parametrize("name", ["window", "grouped", "big bird", "dropout", "narrow values"])
+@pytest.mark.parametrize("name", ["window", "grouped", "big bird", "dropout, one matrix", "rotary"])
 def test_a_trace_runs_the_blocks_and_sees_what_a_tracked_step_does(name, make):
     _, workload, module, ids = make(name)
     traced = step_memory(trace_step(module, (ids,), workload))
     assert traced.peak_bytes == tracked_peak(module, ids)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"phase": "prefill"}, {"checkpoint": "full"}, {"checkpoint": "selective"}], ids=str
+)
+def test_other_steps_are_foretold_too(changes, own_models):
+    """Against a trace, which sees what a tracked step does."""
+    config = own_models.describe(mask=SlidingWindow(64))
+    workload = Workload(batch=2, seq=SEQ, device="cpu", optimizer="sgd", **changes)
+    ledger = trace_step(own_models.make(config, "auto"), (torch.randint(0, VOCAB, (2, SEQ)),), workload)
+    foretold = predict_ledger(config, workload)
+    assert foretold.bytes_at(foretold.peak) == pytest.approx(ledger.bytes_at(ledger.peak), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "mask", [Causal() & ~SlidingWindow(3), SlidingWindow(64) & ~SlidingWindow(1), ~Causal()], ids=str
+)
+def test_a_trace_leaves_nothing_behind_that_a_real_call_would_read(mask):
+    layer, x = MultiHeadAttention(24, 3, mask=mask), torch.randn(1, SEQ, 24)
+    trace_step(layer, (x,), Workload(batch=1, seq=SEQ, device="cpu", optimizer="sgd"))
+    with torch.no_grad():
+        output = layer(x)
+        layer.impl = "reference"
+        torch.testing.assert_close(output, layer(x), rtol=0, atol=1e-5)  # float32 sums of some hundred terms of size 1
+    assert traced_device.get() is None
+
+
+@dataclass(frozen=True)
+class Near(Mask):
+    """A mask of somebody's own, by what it says of a pair alone; heads differ, and some do not read themselves."""
+
+    is_structural = True
+
+    def allows(self, batch, head, query_index, key_index):
+        distance = abs(query_index - key_index)
+        is_near = (distance < 20 * (head + 1)) & (distance >= head) & (-key_index <= 0)
+        return is_near & (key_index <= query_index)
+
+
+def test_a_mask_of_somebodys_own_is_foretold(own_models):
+    config = own_models.describe(mask=Near())
+    workload = Workload(batch=2, seq=SEQ, device="cpu", optimizer="sgd")
+    predicted = predict_step(config, workload)
+    ids = torch.randint(0, VOCAB, (2, SEQ))
+    measured = measure_training_step(own_models.make(config, "auto"), (ids,), workload=workload)
+    assert predicted.saved_bytes == measured.saved_bytes
 
 
 def test_a_trace_for_cuda_takes_torchs_kernels(make):

@@ -178,3 +178,10 @@ assert "torch" not in sys.modules
 def test_a_visit_holds_no_more_pairs_than_it_may():
     for bundle in plan_visits(Causal(), Sizes(1, 1, 1, 2048, 2048), 2**17):
         assert all(visit.num_queries * visit.num_keys <= 2**17 for visit in bundle)
+
+
+def test_a_plan_is_made_on_the_cpu_whatever_torchs_default_device_is():
+    mask, sizes = BigBird(num_blocks=7, block_size=5), Sizes(1, 2, 2, 35, 35)
+    expected = plan_visits(mask, sizes, 2**20)
+    with torch.device("meta"):
+        assert plan_visits(mask, sizes, 2**20) == expected

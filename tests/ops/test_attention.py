@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import dataclass
 from itertools import product
 
 import jaxtyping
@@ -12,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from headwise.config.position import T5Bias
 from headwise.errors import ConfigError, HeadwiseError, UnsupportedError
 from headwise.masks.data import KeyPadding
-from headwise.masks.patterns import Causal, SlidingWindow
+from headwise.masks.patterns import Causal, Mask, SlidingWindow
 from headwise.masks.tables import Explicit
 from headwise.ops.attention import attention, choose_impl
 from headwise.positions.bias import ALiBiBias, T5RelativeBias
@@ -336,3 +337,31 @@ def test_the_simplest_call_is_torch_s_own():
 def test_the_choice_is_json():
     query = tokens(1, 2, 3, 5)
     assert json.loads(json.dumps(choose_impl(query, query, query).to_dict()))["impl"] == "sdpa"
+
+
+@pytest.mark.parametrize("impl", ["auto", "reference", "sdpa", "blocked", "flex"])
+@pytest.mark.parametrize("mask", [None, Causal()])
+@torch.no_grad()
+def test_a_scale_of_0_weighs_all_alike(mask, impl):
+    query, key, value = torch.randn(3, 1, 2, 5, 8).unbind()
+    output = attention(query, key, value, mask=mask, scale=0, impl=impl).output
+    means = (
+        value.cumsum(2) / torch.arange(1, 6).view(5, 1)
+        if mask is not None
+        else value.mean(2, keepdim=True).expand_as(value)
+    )
+    torch.testing.assert_close(output, means, rtol=0, atol=1e-6)  # means of five terms of size 1
+
+
+def test_what_cannot_be_looked_up_is_refused_by_name(unchecked):
+    query = torch.zeros(1, 2, 3, 5)
+    with pytest.raises(UnsupportedError, match="impl must be one of"):
+        attention(query, query, query, impl=["auto"])
+
+    @dataclass
+    class Changing(Mask):
+        is_structural = True
+        width: int = 3
+
+    with pytest.raises(ConfigError, match=r"a structural mask must be a value that can be hashed.*Changing"):
+        attention(query, query, query, mask=Changing())

@@ -88,7 +88,7 @@ def test_what_is_idle_is_found_without_the_whole_table(name, query_len, key_len,
     pairs = pairs_by_hand(mask, query_index, key_index)
     is_unread = ~pairs.any(-2).reshape(2, 2, 2, key_len).any(2).unsqueeze(-1)
     call = Call(*tensors(query_len, key_len), mask, **given)
-    idle = find_idle(call, Work(call, is_fused=True).parts)
+    idle = find_idle(call, Work(call, is_fused=True).every_part)
     if idle is None:
         assert pairs.any(-1).all() and not is_unread.any()
         return

@@ -87,6 +87,12 @@ def test_masks_that_need_a_tensor_are_never_remembered(mask, taken):
     assert taken == ["door"] * 2 and not shortcut._known
 
 
+def test_heads_whose_numbers_do_not_lie_side_by_side_are_looked_at_anew(taken):
+    attention(*inputs(num_kv_heads=2))
+    attention(*(one.transpose(2, 3).contiguous().transpose(2, 3) for one in inputs(num_kv_heads=2)))
+    assert taken == ["door"] * 2
+
+
 def test_grouped_queries_that_are_packed_are_never_remembered(taken):
     tensors = inputs(num_kv_heads=2, query_len=1, key_len=1)
     for _ in range(2):

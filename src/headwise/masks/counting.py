@@ -8,7 +8,7 @@ from torch import Tensor
 
 from headwise.masks.cover import FULL, NONE
 from headwise.masks.patterns import Mask
-from headwise.masks.tiles import count_in_blocks, cut_in_chunks, find_states, require_values, told_apart
+from headwise.masks.tiles import count_in_blocks, cut_in_chunks, find_states, home_of, require_values, told_apart
 
 BLOCK_SIZE = 64  # at lengths of some 10,000, diagonals cost as many looks at pairs as there are blocks
 
@@ -32,7 +32,7 @@ def count_allowed(mask: Mask, batch_size: int, num_heads: int, query_len: int, k
     if mask.looks_at_distance_alone:
         return batch_size * num_heads * _count_by_distance(mask, query_len, key_len)
     block = (min(BLOCK_SIZE, query_len), min(BLOCK_SIZE, key_len))
-    rows = torch.arange(-(-query_len // block[0]), device=mask.device)
+    rows = torch.arange(-(-query_len // block[0]), device=home_of(mask))
     total = alike = 0
     for chunk in cut_in_chunks(mask, block, query_len, key_len, rows=rows, batch_size=batch_size, num_heads=num_heads):
         alike = batch_size * num_heads // (chunk.shape[0] * chunk.shape[1])
@@ -46,7 +46,7 @@ def count_allowed(mask: Mask, batch_size: int, num_heads: int, query_len: int, k
 def _count_by_distance(mask: Mask, query_len: int, key_len: int) -> int:
     """Count the pairs of one head by their distances, each of which is asked for once."""
     offset = key_len - query_len  # index of the first query
-    distance = torch.arange(1 - query_len, key_len, device=mask.device)
+    distance = torch.arange(1 - query_len, key_len, device=home_of(mask))
     first, last = distance.clamp(min=offset), (distance + key_len).clamp(max=key_len) - 1  # queries at that distance
     return int(((last - first + 1) * mask.allows(0, 0, distance, 0)).sum())
 
@@ -64,13 +64,13 @@ def find_empty_rows(
     """
     require_values(mask, batch_size, num_heads)
     if 0 in (batch_size, num_heads, query_len, key_len):
-        return torch.ones(1, 1, query_len, dtype=torch.bool, device=mask.device)
-    empty = torch.ones(*told_apart(mask, batch_size, num_heads), query_len, dtype=torch.bool, device=mask.device)
-    batch = torch.arange(batch_size, device=mask.device).view(-1, 1, 1)
-    head = torch.arange(num_heads, device=mask.device).view(1, -1, 1)
-    query = torch.arange(key_len - query_len, key_len, device=mask.device)
+        return torch.ones(1, 1, query_len, dtype=torch.bool, device=home_of(mask))
+    empty = torch.ones(*told_apart(mask, batch_size, num_heads), query_len, dtype=torch.bool, device=home_of(mask))
+    batch = torch.arange(batch_size, device=home_of(mask)).view(-1, 1, 1)
+    head = torch.arange(num_heads, device=home_of(mask)).view(1, -1, 1)
+    query = torch.arange(key_len - query_len, key_len, device=home_of(mask))
     for key in (query.clamp(min=0), torch.zeros_like(query)):
-        empty &= torch.as_tensor(mask.allows(batch, head, query, key), device=mask.device) ^ True
+        empty &= torch.as_tensor(mask.allows(batch, head, query, key), device=home_of(mask)) ^ True
     rows = empty.any(0).any(0).nonzero()[:, 0]
     block = (1, isqrt(key_len))
     for chunk in cut_in_chunks(mask, block, query_len, key_len, rows=rows, batch_size=batch_size, num_heads=num_heads):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from headwise.masks.cover import FULL, NONE
 from headwise.masks.patterns import Mask, require_whole_number
-from headwise.masks.tiles import cut_in_chunks, find_states, require_values, told_apart
+from headwise.masks.tiles import cut_in_chunks, find_states, home_of, require_values, told_apart
 
 
 class BlockLayout(NamedTuple):
@@ -44,13 +44,13 @@ def find_layout(
     require_values(mask, batch_size, num_heads)
     num_rows, num_columns = -(-query_len // query_block), -(-key_len // key_block)
     if 0 in (batch_size, num_heads, query_len, key_len):
-        nothing = torch.zeros(1, 1, num_rows, num_columns, dtype=torch.bool, device=mask.device)
+        nothing = torch.zeros(1, 1, num_rows, num_columns, dtype=torch.bool, device=home_of(mask))
         return BlockLayout(nothing, nothing.clone())
     shape = (*told_apart(mask, batch_size, num_heads), num_rows, num_columns)
-    any_allowed = torch.empty(shape, dtype=torch.bool, device=mask.device)
+    any_allowed = torch.empty(shape, dtype=torch.bool, device=home_of(mask))
     all_allowed = torch.empty_like(any_allowed)
     blocks = (min(query_block, query_len), min(key_block, key_len))
-    rows = torch.arange(num_rows, device=mask.device)
+    rows = torch.arange(num_rows, device=home_of(mask))
     sizes = {"batch_size": batch_size, "num_heads": num_heads}
     for chunk in cut_in_chunks(mask, blocks, query_len, key_len, rows=rows, **sizes):
         states = find_states(mask, chunk)

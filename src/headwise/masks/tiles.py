@@ -18,6 +18,11 @@ LOOK_PAIRS = 2**19  # pairs looked at together: some tensors of 4 MiB
 State = Int8[Tensor, "#batch #num_heads rows key_blocks"]
 
 
+def home_of(mask: Mask) -> torch.device:
+    """Return the device that a mask is looked at on: its tensors' own, else the CPU, whatever torch's default is."""
+    return torch.device("cpu") if mask.device is None else torch.device(mask.device)
+
+
 class Chunk(NamedTuple):
     """Some rows of blocks, which of all they are, and the shape of what is said of them."""
 
@@ -36,9 +41,9 @@ def require_values(mask: Mask, batch_size: int, num_heads: int) -> None:
 
 def told_apart(mask: Mask, batch_size: int, num_heads: int) -> tuple[int, int]:
     """Return how many batch rows and heads the mask tells apart: all, or 1 where it does not look at them."""
-    batch = torch.arange(batch_size, device=mask.device).view(-1, 1, 1, 1)
-    head = torch.arange(num_heads, device=mask.device).view(1, -1, 1, 1)
-    place = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=mask.device)
+    batch = torch.arange(batch_size, device=home_of(mask)).view(-1, 1, 1, 1)
+    head = torch.arange(num_heads, device=home_of(mask)).view(1, -1, 1, 1)
+    place = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=home_of(mask))
     shape = torch.as_tensor(mask.allows(batch, head, place, place)).shape
     rows, heads = ((1,) * (4 - len(shape)) + tuple(shape))[:2]
     return rows, heads

@@ -234,7 +234,8 @@ class MultiHeadAttention(nn.Module):
             result: AttentionOutput = checkpoint(attend, q, k, v, use_reentrant=False)
         else:
             result = attend(q, k, v)
-        return result._replace(output=self.out_proj(merge_heads(result.output)))
+        result = result._replace(output=merge_heads(result.output))  # lets go of the heads' own
+        return result._replace(output=self.out_proj(result.output))
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values of each head: (B, H, T, D), (B, K, S, D), (B, K, S, V)."""

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from headwise.errors import HeadwiseError
+from headwise.errors import ConfigError, HeadwiseError
 from headwise.masks.patterns import Mask, require_batch_size, require_mask, require_num_heads
 from headwise.ops.bias import Bias
 from headwise.ops.call import Call
@@ -69,11 +69,22 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
 def _check_mask(mask: Mask, query: Tensor) -> None:
     require_mask(mask)
     if mask.is_structural:
+        _require_value(mask)
         return
     require_batch_size(mask, query.shape[0])
     require_num_heads(mask, query.shape[1])
     if mask.device is not None and mask.device != query.device:
         raise HeadwiseError(f"a mask must be on the device of the call, {query.device}; got {mask!r} on {mask.device}")
+
+
+def _require_value(mask: Mask) -> None:
+    try:
+        hash(mask)
+    except TypeError:
+        raise ConfigError(
+            "a structural mask must be a value that can be hashed, such as a frozen dataclass, since what follows from "
+            f"it is remembered; got {mask!r}"
+        ) from None
 
 
 def _check_places(name: str, places: Tensor | None, tokens: Tensor) -> None:

@@ -46,7 +46,7 @@ def flex_attention(call: Call) -> AttentionOutput:
     block_mask = None
     if call.has_indices or form_of(call).kind != "none":
         block_mask = _lower(call)
-        idle = find_idle(call, Work(call, is_fused=True).parts)
+        idle = find_idle(call, Work(call, is_fused=True).every_part)
         call = call if idle is None else fill_idle(call, idle)
     compute = _compiled() if _pays_to_compile(call) else _compute_uncompiled
     output, aux = compute(
@@ -120,7 +120,8 @@ def _lower(call: Call) -> BlockMask:
 @lru_cache(maxsize=NUM_KEPT_MASKS)
 def _lower_kept(mask: Mask, num_heads: int, query_len: int, key_len: int, device: torch.device) -> BlockMask:
     """Do what `_lower_plain` does, once for each structural mask, which is the same for all batch rows."""
-    return _lower_plain(mask, 1, num_heads, query_len, key_len, device)
+    with torch.inference_mode(False):  # what is remembered serves a training, too
+        return _lower_plain(mask, 1, num_heads, query_len, key_len, device)
 
 
 def _lower_plain(

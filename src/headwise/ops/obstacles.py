@@ -14,7 +14,7 @@ from headwise.ops.call import Call
 
 def require_impl(impl: str) -> None:
     """Raise UnsupportedError unless `impl` names an implementation, or "auto"."""
-    if impl != "auto" and impl not in IMPLS:
+    if impl not in ("auto", *IMPLS):
         raise UnsupportedError(f"impl must be one of {', '.join(IMPLS)} and auto; got {impl!r}")
 
 

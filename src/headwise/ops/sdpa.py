@@ -28,8 +28,9 @@ def sdpa_attention(call: Call) -> AttentionOutput:
     devices whose kernels may give it NaN. A bias is a float mask, and a sink one more key.
     """
     call = skip_unread_keys(call)
-    if call.score_scale < 0:  # torch's CPU kernel scales what `is_causal` hides too, and -inf turns into inf
-        call = call._replace(query=-call.query, scale=-call.score_scale)
+    if call.score_scale <= 0:  # torch's CPU kernel scales what `is_causal` hides too, and -inf turns into inf or NaN
+        is_zero = call.score_scale == 0
+        call = call._replace(query=call.query * (0 if is_zero else -1), scale=1 if is_zero else -call.score_scale)
     form = form_of(call)
     is_packed = call.query.shape[1] != call.key.shape[1] and plan_kernel(call)[0]
     is_causal = form.kind == "causal" and call.bias is None and not is_packed

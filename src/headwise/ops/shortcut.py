@@ -26,7 +26,10 @@ def take_shortcut(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, 
     """Return the output of a call with defaults for all that is not given here; None if its like is not remembered."""
     if is_traced():  # a graph must not depend on what has been called before
         return None
-    known = _known.get(_signature(query, key, value, mask, impl))
+    try:
+        known = _known.get(_signature(query, key, value, mask, impl))
+    except TypeError:  # a mask that has no hash, which is refused at the door
+        return None
     if known is None or autocast_dtype(query.device.type) is not None:
         return None
     is_causal, is_grouped = known
@@ -51,6 +54,8 @@ def _signature(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, imp
     if not (type(query) is type(key) is type(value) is Tensor):
         return None
     if mask is not None and not (isinstance(mask, Mask) and mask.is_structural):
+        return None
+    if not isinstance(impl, str):
         return None
     return (
         *(query.shape, query.dtype, query.device, query.stride()[-1:]),

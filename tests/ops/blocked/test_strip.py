@@ -63,3 +63,18 @@ def test_a_strip_shows_no_more_keys_than_it_may():
     for part in Work(call, is_fused=True).parts():
         if isinstance(part, Strip):
             assert part.take_keys(call.key)[0].numel() <= visits.MAX_STRIP_NUMBERS
+
+
+def test_a_hook_that_lays_saved_tensors_out_anew_changes_no_gradient():
+    call = make_call(SlidingWindow(7))
+
+    def lay_anew(tensor):
+        return tensor.transpose(1, 2).contiguous().transpose(1, 2) if tensor.dim() == 4 else tensor
+
+    gradients = []
+    for pack in (lambda tensor: tensor, lay_anew):
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            output = attention(*call[:3], mask=call.mask, impl="blocked").output
+        gradients.append(torch.autograd.grad(output.square().sum(), call[:3]))
+    for found, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)  # the same sums, of terms of size 1

@@ -21,7 +21,8 @@ SUMS = "float32"
 class BlockedCase(NamedTuple):
     """A call of `ops.blocked`, as far as its memory depends on it.
 
-    `lies_by_tokens`: queries, keys and values lie in memory as (B, T, H, D), as the output's gradient does in any case.
+    `by_tokens`: whether queries, keys and values each lie in memory as (B, T, H, D), as the output's gradient does in
+    any case.
     """
 
     mask: Mask
@@ -31,7 +32,7 @@ class BlockedCase(NamedTuple):
     dtype: str
     has_dropout: bool
     learns: bool
-    lies_by_tokens: bool
+    by_tokens: tuple[bool, bool, bool]
 
     @property
     def is_fused(self) -> bool:
@@ -58,7 +59,7 @@ def attend_by_blocks(query: Value, key: Value, value: Value, mask: Mask, *, drop
         dtype=query.dtype,
         has_dropout=dropout_p > 0,
         learns=tape.grad_enabled and any(one.node is not None for one in (query, key, value)),
-        lies_by_tokens=query.storage.layout == "tokens",
+        by_tokens=(_is_by_tokens(query), _is_by_tokens(key), _is_by_tokens(value)),
     )
     logsumexp = tape.new("attention logsumexp", (batch, num_heads, query_len))
     output = tape.apply(
@@ -74,6 +75,10 @@ def attend_by_blocks(query: Value, key: Value, value: Value, mask: Mask, *, drop
     workspace = tape.new("workspace of attention by blocks", (forward_bytes(case),), "uint8")
     del workspace
     return output
+
+
+def _is_by_tokens(x: Value) -> bool:
+    return x.storage.layout == "tokens"
 
 
 @lru_cache(64)
@@ -98,9 +103,10 @@ def backward_bytes(case: BlockedCase) -> int:
     sums = play.new(sum(numbers), SUMS)
     for visits in play.plan.largest():
         play.backward(visits)
-    # Gradients in the dtype of keys and values are made at the end; here they count as if they were there all along.
+    # Gradients in the dtype of keys and values are made at the end; the caller counts them all along.
+    at_the_end = play.current_bytes
     del sums
-    return max(4 * sum(numbers), play.peak_bytes - BYTES_OF_DTYPE[case.dtype] * sum(numbers))
+    return max(at_the_end, play.peak_bytes - BYTES_OF_DTYPE[case.dtype] * sum(numbers))
 
 
 class _Play:
@@ -109,7 +115,7 @@ class _Play:
     def __init__(self, case: BlockedCase):
         self.case, self.sizes = case, case.sizes
         self.group = case.sizes.num_heads // case.sizes.num_kv_heads
-        self.shows = case.sizes.batch == 1 or not case.lies_by_tokens
+        shows = case.sizes.batch == 1 or not any(case.by_tokens[1:])
         self.plan: Parts = plan_parts(
             case.mask,
             case.sizes,
@@ -117,22 +123,27 @@ class _Play:
             has_bias=False,
             head_dim=case.head_dim,
             learns=case.learns,
-            may_show=self.shows,
+            may_show=shows,
         )
         self._tape = Tape(grad_enabled=False)
         self._tape.begin("parts")
         self._known: dict[TileKey, Storage] = {}
         self._buffers: dict[str, Storage] = {}
         self._may_be_empty = simplest_form(case.mask, case.sizes.query_len, case.sizes.key_len).has_idle
-        lies_apart = case.lies_by_tokens and case.sizes.num_kv_heads > 1
-        gathered = [case.head_dim, case.v_head_dim] if self.plan.gathers and lies_apart else []
+        lie_apart = self.plan.gathers and case.sizes.num_kv_heads > 1
+        dims = zip((case.head_dim, case.v_head_dim), case.by_tokens[1:], strict=True)
         per_number = case.sizes.batch * case.sizes.num_kv_heads * case.sizes.key_len
-        self._laid_out = [self.new(per_number * dim, case.dtype) for dim in gathered]
+        self._laid_out = [self.new(per_number * dim, case.dtype) for dim, by_tokens in dims if lie_apart and by_tokens]
 
     @property
     def peak_bytes(self) -> int:
         """The most bytes that were alive so far."""
         return self._tape.stretches[-1].peak_bytes
+
+    @property
+    def current_bytes(self) -> int:
+        """What is alive."""
+        return self._tape.current_bytes
 
     def new(self, numbers: int, dtype: str) -> Storage:
         """Make a tensor."""
@@ -152,9 +163,9 @@ class _Play:
         else:
             made = [self.new(part.rows * case.v_head_dim, SUMS), self.new(part.rows, SUMS)]
             kept = self._kept(part)
-            for _ in range(min(part.num_matrices, 2)):  # the first one makes memory that the others use again
-                self._scores(part)
-                self._weigh_kept(part)
+            self._make_buffers("scores")
+            self._scores(part)
+            self._weigh_kept(part)
             del kept
             if case.dtype != SUMS:
                 made.append(self.new(part.rows * case.v_head_dim, case.dtype))
@@ -179,23 +190,20 @@ class _Play:
             taken.append(self.new(part.rows, SUMS))
             del is_empty
             made = [self.new(count, case.dtype) for count in numbers]
+            if part.is_bundle and case.dtype != SUMS:  # gradients of keys, then of values, as they are added up
+                widened = self.new(max(numbers[1:]), SUMS)
+                del widened
         else:
             made = [self.new(count, SUMS) for count in numbers]
             is_empty = self.new(part.rows, "bool")
             taken.append(self.new(part.rows, SUMS))
             del is_empty
             kept = self._kept(part)
-            for _ in range(min(part.num_matrices, 2)):
-                casts = self._cast_matrix(part)
-                self._scores(part)
-                self._buffer("changes")
-                if case.has_dropout:
-                    self._weigh_kept(part)
-                    dropped = self.new(part.matrix, "bool")
-                    self._buffer("used")
-                    del dropped
-                del casts
-            del kept
+            self._make_buffers("scores", "changes", *(["used"] if case.has_dropout else []))
+            casts = self._cast_matrix(part)
+            self._scores(part)
+            self._weigh_kept(part)
+            del casts, kept
             if case.dtype != SUMS:
                 made.append(self.new(numbers[0], case.dtype))
         del taken, tile, made
@@ -232,7 +240,6 @@ class _Play:
 
     def _scores(self, part: "_Part") -> None:
         """Multiply the queries, scaled, and keys of one head into memory that all heads share."""
-        self._buffer("scores")
         case = self.case
         scaled = [self.new(self.group * part.visit.num_queries * case.head_dim, SUMS)]
         if case.dtype != SUMS:
@@ -258,9 +265,10 @@ class _Play:
         both = case.head_dim + case.v_head_dim
         return [self.new(rows * both, SUMS), self.new(num_keys * both, SUMS)]
 
-    def _buffer(self, name: str) -> None:
-        if name not in self._buffers:
-            self._buffers[name] = self.new(self.group * self.plan.most_pairs, SUMS)
+    def _make_buffers(self, *names: str) -> None:
+        for name in names:
+            if name not in self._buffers:
+                self._buffers[name] = self.new(self.group * self.plan.most_pairs, SUMS)
 
 
 class _Part:
@@ -275,7 +283,7 @@ class _Part:
         self.num_batch = sizes.batch if self.visit.batch is None else 1
         self.num_heads = sizes.num_kv_heads if self.visit.kv_head is None else 1
         heads = self.num_heads * self.num_batch if not self.is_bundle else self.num_batch
-        units = self.num_matrices = heads * self.num_visits
+        units = heads * self.num_visits
         self.rows = units * play.group * self.visit.num_queries
         self.keys = units * self.visit.num_keys
         self.matrix = play.group * self.visit.num_queries * self.visit.num_keys
@@ -285,7 +293,7 @@ class _Part:
     def take_queries(self, dim: int, *, by_tokens: bool | None = None, dtype: str | None = None) -> list[Storage]:
         """Copy queries, or what lies as they do, where a view cannot show them."""
         play = self._play
-        by_tokens = play.case.lies_by_tokens if by_tokens is None else by_tokens
+        by_tokens = play.case.by_tokens[0] if by_tokens is None else by_tokens
         is_apart = self.is_strip and by_tokens and play.sizes.batch > 1 and play.sizes.num_kv_heads > 1
         if self.is_bundle or is_apart or (play.group > 1 and self.visit.num_queries < play.sizes.query_len):
             return [play.new(self.rows * dim, dtype or play.case.dtype)]

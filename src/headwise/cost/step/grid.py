@@ -41,6 +41,15 @@ class Grid:
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _number
     __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __rshift__ = _number
+
+    def __abs__(self) -> "Grid":
+        return self._number(self)
+
+    __neg__ = __pos__ = __abs__
+
+    def __invert__(self) -> "Grid":
+        return self._alike(self)
+
     __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _truth  # type: ignore[assignment]
     __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _alike
     __hash__ = None  # type: ignore[assignment]

@@ -56,7 +56,9 @@ def plan_kernel(config: AttentionConfig, workload: Workload) -> tuple[bool, Kern
     if workload.phase != "decode" and may_pay_by_blocks(workload.device, seq, seq):
         sizes = Sizes(workload.batch, config.num_heads, config.num_kv_heads, seq, seq)
         if case.mask == "bool" and visited_share(config.mask, sizes) <= MOST_VISITED:
-            return False, KernelChoice(name="blocked", reasons=("sdpa is not taken: the mask forbids most pairs",))
+            return False, KernelChoice(
+                name="blocked", reasons=("sdpa is not taken: it computes what the mask forbids, too",)
+            )
         if not kernel.is_fused:
             return False, KernelChoice(name="blocked", reasons=kernel.reasons)
     return is_packed, kernel
@@ -109,9 +111,9 @@ def _num_mask_heads(config: AttentionConfig) -> int:
 
 
 @lru_cache(64)
-def _reads_itself(mask: Mask, seq: int) -> bool:
-    """Tell whether each token reads itself, so that there is nothing idle."""
-    return all(mask.allows(0, 0, place, place) for place in range(seq))
+def _reads_itself(mask: Mask, num_heads: int, seq: int) -> bool:
+    """Tell whether each token reads itself in every head that the mask tells apart, so that there is nothing idle."""
+    return all(mask.allows(0, head, place, place) for head in range(num_heads) for place in range(seq))
 
 
 def _attend_by_reference(
@@ -151,7 +153,7 @@ def _attend_by_kernels(
     is_empty = None
     mask_heads = _num_mask_heads(config)
     if choice.name == "blocked":
-        if form.has_idle and not _reads_itself(config.mask, seq):
+        if form.has_idle and not _reads_itself(config.mask, mask_heads, seq):
             if config.mask not in run.idle:  # `ops` remembers them, too
                 run.idle[config.mask] = _make_idle(tape, query, key, batch=batch, is_headed=True)
             query, key, value, _ = _hide_idle(run.idle[config.mask], query, key, value)

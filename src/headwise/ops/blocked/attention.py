@@ -36,7 +36,7 @@ def blocked_attention(call: Call) -> AttentionOutput:
         seed = draw_seed(call.query.device) if call.dropout_seed is None else call.dropout_seed
     work = Work(call, can_fuse(call), call.needs_gradient, seed)
     with with_numbers(call):
-        idle = find_idle(call, work.parts)
+        idle = find_idle(call, work.every_part)
     if idle is not None:
         call = work.call = fill_idle(call, idle)
     apply: Callable[..., tuple[Tensor, Tensor]] = _Blocked.apply
@@ -56,7 +56,7 @@ class _Blocked(torch.autograd.Function):
         logsumexp = query.new_full(shape[:3], -torch.inf, dtype=dtype)
         tiles, plain = Tiles(call, dtype, work.plan.shared_tiles), Plain(call, work.seed, work.plan.most_pairs)
         may_be_empty = call.bias is not None or form_of(call).has_idle
-        keys, values = (one.contiguous() if work.plan.gathers else one for one in (key, value))
+        keys, values = (work.laid_out(one) for one in (key, value))
 
         def compute(part: Part) -> None:
             tensors = part.take_queries(query), part.take_keys(keys), part.take_keys(values)
@@ -112,7 +112,7 @@ class _Blocked(torch.autograd.Function):
         of_bias = [torch.zeros_like(one) if one.requires_grad else None for one in bias]
         wants_bias = any(one is not None for one in of_bias)
         tiles, plain = Tiles(call, totals.dtype, work.plan.shared_tiles), Plain(call, work.seed, work.plan.most_pairs)
-        keys, values = (one.contiguous() if work.plan.gathers else one for one in (key, value))
+        keys, values = (work.laid_out(one) for one in (key, value))
 
         def compute(part: Part) -> None:
             tensors = part.take_queries(query), part.take_keys(keys), part.take_keys(values)

@@ -94,9 +94,7 @@ class Part:
         values = part.view(*part.shape[:2], *by_head, *part.shape[3:]).to(tensor.dtype)
         if self.is_bundle:
             group = torch.arange(self.queries_per_kv, device=self._device)
-            grouped[:, self._head[:, None, None], group[:, None], self._query_index[:, None, :]] = values.to(
-                tensor.dtype
-            )
+            grouped[:, self._head[:, None, None], group[:, None], self._query_index[:, None, :]] = values
         else:
             grouped[self._batch_slice, self._kv_slice, :, self._query_slice] = values
 
@@ -116,8 +114,10 @@ class Part:
     def add_keys(self, tensor: Tensor, part: Tensor) -> None:
         """Add to what `take_keys` would take."""
         if self._rows is not None:
-            rows = tensor.view(tensor.shape[0], -1, tensor.shape[-1])
-            rows.index_add_(1, self._rows.flatten(), part.flatten(1, 2).to(tensor.dtype))
+            rows, places = tensor.view(tensor.shape[0], -1, tensor.shape[-1]), self._rows
+            if part.stride(1) < part.stride(2):  # torch's kernel writes gradients token by token
+                part, places = part.transpose(1, 2), places.T
+            rows.index_add_(1, places.flatten(), part.flatten(1, 2).to(tensor.dtype))
             return
         heads = tensor[self._batch_slice, self._kv_slice]
         first = 0

@@ -1,5 +1,7 @@
 """One part by matrix products, one matrix at a time in memory that is used again: everything that a kernel lacks."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -39,6 +41,7 @@ class Plain:
         output = query.new_empty((batch, heads, rows, value.shape[-1]), dtype=self._dtype)
         logsumexp = query.new_empty((batch, heads, rows), dtype=self._dtype)
         kept = self._kept(part)
+        self._make_buffers(["scores"])
 
         def compute(one: tuple[int, int]) -> None:
             weights = self._scores(query[one], key[one], _pick(tile, one))
@@ -85,6 +88,8 @@ class Plain:
         logsumexp = logsumexp.masked_fill(logsumexp.isneginf(), torch.finfo(self._dtype).max)
         kept = self._kept(part)
         softcap, scale = self._call.softcap, self._call.score_scale
+        names = ["scores", "changes", *(["used"] if kept else []), *(["slope"] if softcap is not None else [])]
+        self._make_buffers(names)
 
         def compute(one: tuple[int, int]) -> None:
             of_output, of_query, of_key, of_value = (x[one].to(self._dtype) for x in (grad, query, key, value))
@@ -133,14 +138,17 @@ class Plain:
         return None if self._seed is None else Kept(self._call, part, self._seed)
 
     def _matrices(self, batch: int, heads: int) -> list[tuple[int, int]]:
-        """List the matrices of a part; of a call without numbers two, whose memory all others use again."""
+        """List the matrices of a part; of a call without numbers one, whose memory all others use again."""
         matrices = [(row, head) for row in range(batch) for head in range(heads)]
-        return matrices[:2] if is_fake(self._call.query) else matrices
+        return matrices[:1] if is_fake(self._call.query) else matrices
+
+    def _make_buffers(self, names: Sequence[str]) -> None:
+        """Make memory that every matrix uses again: fresh pages cost more than what is computed in them."""
+        for name in names:
+            if name not in self._buffers:
+                self._buffers[name] = self._call.query.new_empty(self._most_scores, dtype=self._dtype)
 
     def _buffer(self, name: str, rows: int, columns: int) -> Tensor:
-        """Return memory that every matrix uses again: fresh pages cost more than what is computed in them."""
-        if name not in self._buffers:
-            self._buffers[name] = self._call.query.new_empty(self._most_scores, dtype=self._dtype)
         return self._buffers[name][: rows * columns].view(rows, columns)
 
 

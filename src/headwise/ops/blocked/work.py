@@ -7,7 +7,7 @@ from functools import cached_property
 from torch import Tensor
 
 from headwise.masks.rows import block_of
-from headwise.masks.visits import Parts, most_pairs, parts_of, plan_parts, visits_of
+from headwise.masks.visits import Bundles, Parts, most_pairs, parts_of, plan_parts, visits_of
 from headwise.ops.blocked.indexed import indexed_layout
 from headwise.ops.blocked.part import Part
 from headwise.ops.blocked.strip import Strip, can_show
@@ -54,10 +54,21 @@ class Work:
                 known=call.known,
             )
 
+    def laid_out(self, keys: Tensor) -> Tensor:
+        """Return keys or values as the parts read them, whose layout a hook on saved tensors may have changed."""
+        is_shown = not self.plan.are_strips or can_show(keys)
+        return keys if is_shown and not self.plan.gathers else keys.contiguous()
+
     def parts(self) -> Iterator[Part]:
-        """Give the parts; of a call without numbers, whose memory alone counts, those that may take the most."""
+        """Give what is computed; of a call without numbers, whose memory alone counts, the parts that may take most."""
+        yield from self._cut(self.plan.largest() if is_fake(self.call.query) else self.plan.bundles)
+
+    def every_part(self) -> Iterator[Part]:
+        """Give all that is visited."""
+        yield from self._cut(self.plan.bundles)
+
+    def _cut(self, bundles: Bundles) -> Iterator[Part]:
         sizes, device = self.call.sizes, self.call.query.device
-        bundles = self.plan.largest() if is_fake(self.call.query) else self.plan.bundles
         for visits in bundles:
             is_strip = self.plan.are_strips and len(visits) > 1
             yield Strip(visits, sizes, device) if is_strip else Part(visits, sizes, device)
