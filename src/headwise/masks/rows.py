@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 BLOCK = 32
 """Tokens of a block up to `MANY_TOKENS`; above, twice as many, so that the plan stays small."""
 MANY_TOKENS = 16_384
+MANY_TOKENS_FORETOLD = 131_072  # the same of masks whose rows need no layout
 MAX_ROWS = 512  # queries of one visit
 OVERHEAD_PAIRS = 2048
 """Pairs, of one head, that take as long as one more visit."""
@@ -34,9 +35,9 @@ class Sizes(NamedTuple):
     key_len: int
 
 
-def block_of(sizes: Sizes) -> int:
+def block_of(sizes: Sizes, many_tokens: int = MANY_TOKENS) -> int:
     """Return how many tokens a block of a plan has."""
-    return BLOCK if max(sizes.query_len, sizes.key_len) <= MANY_TOKENS else 2 * BLOCK
+    return BLOCK if max(sizes.query_len, sizes.key_len) <= many_tokens else 2 * BLOCK
 
 
 class Row(NamedTuple):
@@ -49,7 +50,8 @@ class Row(NamedTuple):
 
 def rows_of_form(form: GlobalAndLocal, sizes: Sizes) -> Iterator[Row]:
     """Give the ranges of keys that each row of blocks reads, by what is known of tokens and distances alone."""
-    block, query_len, key_len = block_of(sizes), sizes.query_len, sizes.key_len
+    query_len, key_len = sizes.query_len, sizes.key_len
+    block = block_of(sizes, MANY_TOKENS_FORETOLD)
     intervals = form.distances.within(query_len, key_len).intervals
     offset = key_len - query_len
     pairs_from_here = form.count_pairs(query_len, key_len)
