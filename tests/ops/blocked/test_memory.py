@@ -38,8 +38,8 @@ def peak_beyond_inputs(seq, **keywords):
 
 @pytest.mark.parametrize("case", CASES)
 def test_memory_is_a_multiple_of_the_data_and_a_few_tiles(case):
-    """Twice the length takes twice the memory and a tile at most; all pairs would take 128 MiB a table."""
-    (short, _), (long, data) = (peak_beyond_inputs(seq, **CASES[case](seq)) for seq in (2048, 4096))
+    """Twice the length takes twice the memory and a tile at most; all pairs would take 32 MiB a table."""
+    (short, _), (long, data) = (peak_beyond_inputs(seq, **CASES[case](seq)) for seq in (1024, 2048))
     assert long <= 2 * short + TILE_BYTES  # of which tiles are the part that does not double
     assert long <= 6 * data + 4 * TILE_BYTES
 
