@@ -11,7 +11,7 @@ from headwise.cost.memory import predict_ledger, predict_step
 from headwise.cost.running.measure import measure_training_step
 from headwise.cost.step.own_attention import plan_kernel
 from headwise.cost.tracing.trace import step_memory, trace_step
-from headwise.cost.workload import Workload
+from headwise.cost.workload import Lora, Workload
 from headwise.kernels import traced_device
 from headwise.masks.bigbird import BigBird
 from headwise.masks.data import KeyPadding
@@ -92,7 +92,9 @@ def test_a_trace_runs_the_blocks_and_sees_what_a_tracked_step_does(name, make):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"phase": "prefill"}, {"checkpoint": "full"}, {"checkpoint": "selective"}], ids=str
+    "changes",
+    [{"phase": "prefill"}, {"checkpoint": "full"}, {"checkpoint": "selective"}, {"lora": Lora(rank=2)}],
+    ids=str,
 )
 def test_other_steps_are_foretold_too(changes, own_models):
     """Against a trace, which sees what a tracked step does."""

@@ -72,8 +72,8 @@ in a row, all that a mask reads that looks at distances alone."""
 class Parts(NamedTuple):
     """What a call visits, in the pieces that are each computed as one.
 
-    `bundles`: each a visit of all heads, or of one, or several visits of one head each. `covers_all`: every query is
-    visited. `are_strips`: bundles of several visits are of all heads, and follow one another by a fixed step.
+    `bundles`: each a visit of all heads, or of one, or several visits: of one head each, or strips. `covers_all`: every
+    query is visited. `are_strips`: several visits of a bundle are of all heads and follow one another by a fixed step.
     `shared_tiles`: of the mask, that several parts have.
     """
 

@@ -43,7 +43,7 @@ def remember(call: Call, impl: str) -> None:
         return
     form = form_of(call)
     is_grouped = call.query.shape[1] != call.key.shape[1]
-    if form.kind in ("none", "causal") and not form.has_idle and not (is_grouped and plan_kernel(call)[0]):
+    if form.kind in ("none", "causal") and not (is_grouped and plan_kernel(call)[0]):
         if len(_known) >= MAX_KNOWN:
             _known.clear()
         _known[signature] = (form.kind == "causal", is_grouped)

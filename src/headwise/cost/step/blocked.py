@@ -69,7 +69,7 @@ def attend_by_blocks(query: Value, key: Value, value: Value, mask: Mask, *, drop
         kept=(query.storage, key.storage, value.storage, logsumexp),
         keeps_result=True,
         layout="heads",
-        gradient_layouts=("heads",) * sum(one.node is not None for one in (query, key, value)),
+        gradient_layouts=("heads",) * 3,
         workspace_bytes=backward_bytes(case),
     )
     workspace = tape.new("workspace of attention by blocks", (forward_bytes(case),), "uint8")
