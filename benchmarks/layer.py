@@ -3,187 +3,77 @@
 A training step (forward and backward of the sum of the output, of inputs and weights) of `headwise.MultiHeadAttention`
 beside `torch.nn.MultiheadAttention` with the same weights: width 512, 8 heads, one text, float32. All are measured in
 turns, so that what else the machine does falls on all alike; figures are ratios of medians, in brackets of the shortest
-times.
+times. How fast this machine multiplies tiles of attention is printed beside, and what share of that a step reaches.
 
 Where a mask leaves out pairs, the layer should gain what the bare operation gains: seconds that `impl="sdpa"` takes
-more than `impl="auto"`, of the layer as a share of those of `headwise.attention` on the same heads. The memory of a
+more than `impl="auto"`, of the layer as a share of those of `headwise.attention` on the same heads. Models of
+transformers (two layers, 8 heads on 2) run by `attn_implementation="headwise"` and by their own "sdpa". The memory of a
 step is what `headwise.track` sees at its peak, beside the ledger's prediction from the config alone.
 """
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from benchmarks.attention import describe_machine
-from torch import Tensor, nn
+from benchmarks.layer_cases import LENGTHS, NUM_HEADS, OURS, WIDTH, Case, cases, memory_rows
 
-import headwise
+from headwise.api.bench_limits import measure_limits
 from headwise.api.bench_timing import time_in_turns
-from headwise.masks.patterns import Causal, Full, Mask, SlidingWindow
-from headwise.masks.tables import Documents
-
-WIDTH, NUM_HEADS = 512, 8
-LENGTHS = (128, 512, 1024, 2048, 4096)
-OURS, TORCH, TORCH_WEIGHTS = "ours", "torch", "torch, its default"
-LAYER_SDPA, BARE, BARE_SDPA = "ours by sdpa", "bare", "bare by sdpa"
 
 
-class Row(NamedTuple):
-    """One case: what is timed, and the figures, each with its target and whether it must be at least that."""
-
-    name: str
-    seq: int
-    calls: dict[str, Callable[[], object]]
-    checks: list[tuple[str, Callable[[dict[str, float]], float], float, bool]]
-
-
-def make_layers(mask: Mask, impl: str = "auto") -> tuple[headwise.MultiHeadAttention, nn.MultiheadAttention]:
-    torch.manual_seed(0)
-    ours = headwise.MultiHeadAttention(WIDTH, NUM_HEADS, mask=mask if mask.is_structural else Full(), impl=impl)
-    return ours, headwise.to_torch(headwise.MultiHeadAttention(WIDTH, NUM_HEADS))
-
-
-def step_of(forward: Callable[[Tensor], Tensor], module: nn.Module, seq: int) -> Callable[[], object]:
-    x = torch.randn(1, seq, WIDTH, requires_grad=True)
-    learned = [x, *module.parameters()]
-    return lambda: torch.autograd.grad(forward(x).sum(), learned)
-
-
-def bare_step(mask: Mask, impl: str, seq: int) -> Callable[[], object]:
-    heads = [torch.randn(1, seq, NUM_HEADS, WIDTH // NUM_HEADS).transpose(1, 2).requires_grad_() for _ in range(3)]
-    return lambda: torch.autograd.grad(headwise.attention(*heads, mask=mask, impl=impl).output.sum(), heads)
-
-
-def plain_rows() -> Iterator[Row]:
-    for seq in (16, *LENGTHS):
-        ours, twin = make_layers(Full())
-        calls = {
-            OURS: step_of(ours, ours, seq),
-            TORCH: step_of(lambda x, twin=twin: twin(x, x, x, need_weights=False)[0], twin, seq),
-        }
-        checks = [("time of torch's / ours", lambda took: took[TORCH] / took[OURS], 1.0, True)]
-        if seq in (2048, 4096):
-            calls[TORCH_WEIGHTS] = step_of(lambda x, twin=twin: twin(x, x, x)[0], twin, seq)
-            target = {2048: 1.4, 4096: 2.2}[seq]
-            checks.append(
-                ("time of torch's, its default / ours", lambda took: took[TORCH_WEIGHTS] / took[OURS], target, True)
-            )
-        yield Row("all pairs", seq, calls, checks)
-
-
-def masked_rows() -> Iterator[Row]:
-    masks = {
-        "window 256": lambda seq: SlidingWindow(256),
-        "packed": lambda seq: Causal() & Documents(torch.full((seq // 256,), 256)),
-    }
-    for (name, make), seq in ((mask, seq) for mask in masks.items() for seq in (2048, 4096)):
-        mask = make(seq)
-
-        def layer_step(impl: str, mask: Mask = mask, seq: int = seq) -> Callable[[], object]:
-            layer, _ = make_layers(mask, impl)
-            given = None if mask.is_structural else mask
-            return step_of(lambda x: layer(x, mask=given), layer, seq)
-
-        calls = {
-            OURS: layer_step("auto"),
-            LAYER_SDPA: layer_step("sdpa"),
-            BARE: bare_step(mask, "auto", seq),
-            BARE_SDPA: bare_step(mask, "sdpa", seq),
-        }
-
-        def gain(took: dict[str, float]) -> float:
-            return (took[LAYER_SDPA] - took[OURS]) / (took[BARE_SDPA] - took[BARE])
-
-        yield Row(name, seq, calls, [("gained by the layer / by the bare operation", gain, 0.9, True)])
-
-
-def measure(row: Row, repeats: int) -> dict[str, Any]:
-    timings = time_in_turns(row.calls, repeats=repeats, max_seconds=40)
+def measure(case: Case, repeats: int, limit: float) -> dict[str, Any]:
+    """Time the contestants of a case and judge its figures; `limit` is how many FLOPs a second the machine can do."""
+    timings = time_in_turns(case.make(), repeats=repeats, max_seconds=40.0)
     took, least = (
         {name: getattr(one, field) for name, one in timings.items()} for field in ("seconds", "least_seconds")
     )
-    checks = [
-        {
-            "what": what,
-            "value": value(took),
-            "value_of_least": value(least),
-            "target": target,
-            "holds": value(took) >= target,
-        }
-        for what, value, target, _ in row.checks
-    ]
-    return {"case": row.name, "seq": row.seq, "seconds": took, "checks": checks}
-
-
-def memory_rows(seq: int) -> Iterator[dict[str, Any]]:
-    cases = {"all pairs": {}, "window": {"mask": SlidingWindow(256)}, "grouped": {"num_kv_heads": 2, "mask": Causal()}}
-    for name, settings in cases.items():
-        yield measure_memory(name, seq, **settings)
-
-
-def measure_memory(name: str, seq: int, **settings: Any) -> dict[str, Any]:
-    """Compare the tracked peak of a step of a block with the one that its config foretells."""
-    attention = headwise.AttentionConfig(embed_dim=WIDTH, num_heads=NUM_HEADS, **settings)
-    feed_forward = headwise.FeedForwardConfig(embed_dim=WIDTH, hidden_dim=WIDTH)
-    config = headwise.ModelConfig(
-        name=name,
-        model_type="headwise",
-        kind="decoder",
-        embed_dim=WIDTH,
-        vocab_size=97,
-        max_positions=seq,
-        blocks=(headwise.BlockConfig(attention=attention, feed_forward=feed_forward),),
-    )
-    model, ids = headwise.build(config), torch.randint(97, (1, seq))
-    model(ids).sum().backward()
-    model.zero_grad(set_to_none=True)
-    with headwise.track(model) as ledger:
-        model(ids).sum().backward()
-    tracked = ledger.bytes_at(ledger.peak)
-    workload = headwise.Workload(batch=1, seq=seq, device="cpu", optimizer="sgd")
-    predicted = headwise.predict_step(config, workload).peak_bytes
-    value = predicted / tracked
-    check = {"what": "predicted peak / tracked", "value": value, "target": 0.01, "holds": abs(value - 1) <= 0.01}
-    return {
-        "case": f"memory, {name}",
-        "seq": seq,
-        "bytes": {"tracked": tracked, "predicted": predicted},
-        "checks": [check],
-    }
+    checks = []
+    for what, value_of, target in case.checks:
+        value = value_of(took)
+        holds = None if target is None else value >= target
+        checks.append(
+            {"what": what, "value": value, "value_of_least": value_of(least), "target": target, "holds": holds}
+        )
+    share = None if case.flops is None else case.flops / (took[OURS] * limit)
+    return {"case": case.name, "seq": case.seq, "seconds": took, "share_of_limit": share, "checks": checks}
 
 
 def main() -> None:
+    """Run what was asked for and print it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--only", metavar="NAME", help="cases whose name has this")
-    parser.add_argument("--quick", action="store_true", help="lengths up to 512 alone")
+    parser.add_argument("--only", metavar="NAME", default="", help="cases whose name has this")
+    parser.add_argument("--quick", action="store_true", help="lengths up to 512 alone, and memory at 512")
     parser.add_argument("--repeats", type=int, default=9, help="turns of each contestant")
     options = parser.parse_args()
     most = 512 if options.quick else max(LENGTHS)
-    rows = [
-        measure(row, options.repeats)
-        for row in (*plain_rows(), *masked_rows())
-        if _is_asked(row.name, row.seq, options.only, most)
-    ]
-    rows += [row for row in memory_rows(min(most, 2048)) if _is_asked(row["case"], 0, options.only, most)]
+    asked = [case for case in cases() if case.seq <= most and options.only in case.name]
+    cpu = torch.device("cpu")
+    limits = measure_limits(num_heads=NUM_HEADS, head_dim=WIDTH // NUM_HEADS, dtype=torch.float32, device=cpu)
+    rows = [measure(case, options.repeats, limits.flops_per_second) for case in asked]
+    rows += [row for row in memory_rows(min(most, 2048)) if options.only in row["case"]]
+    machine = {**describe_machine(), "gflops_per_second": round(limits.flops_per_second / 1e9, 1)}
     if options.json:
-        print(json.dumps({"machine": describe_machine(), "rows": rows}))
+        print(json.dumps({"machine": machine, "rows": rows}))
         return
-    print(describe_machine())
+    print(machine)
     for row in rows:
-        print(
-            f"{row['case']}, L = {row['seq']:,}",
-            {name: round(1e3 * one, 2) for name, one in row.get("seconds", {}).items()},
-        )
+        print(f"{row['case']}, L = {row['seq']:,}")
+        for name, seconds in row.get("seconds", {}).items():
+            print(f"    {name:<50} {1e3 * seconds:8.2f} ms")
+        if row.get("share_of_limit") is not None:
+            print(f"    {'share of what the machine multiplies':<50} {row['share_of_limit']:8.3f}")
         for check in row["checks"]:
-            verdict = "holds" if check["holds"] else "MISSED"
-            print(f"    {check['what']:<50} {check['value']:.3f}  target {check['target']}  {verdict}")
+            print_check(**check)
 
 
-def _is_asked(name: str, seq: int, only: str | None, most: int) -> bool:
-    return seq <= most and (only is None or only in name)
+def print_check(what: str, value: float, target: float | None, holds: bool | None, **more: float) -> None:
+    """Print a figure, of the shortest times in brackets, and whether its target is reached."""
+    brackets = "".join(f" ({least:.3f})" for least in more.values())
+    verdict = "" if target is None else f"  target {target}  {'holds' if holds else 'MISSED'}"
+    print(f"    {what:<50} {value:8.3f}{brackets}{verdict}")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from torch import nn
 
 from headwise.errors import UnsupportedError
 from headwise.integrations.torch_attention import observe_multihead_attention
+from headwise.nn.torch_multihead import TorchMultiheadAttention
 
 BATCH, TOKENS, HEADS, WIDTH = 3, 7, 2, 10
 
@@ -70,6 +71,16 @@ def test_observed_weights_equal_those_that_the_layer_returns(name, batch_first):
     with torch.no_grad():
         _, expected = layer(x, x, x, **keywords, need_weights=True, average_attn_weights=False)
     torch.testing.assert_close(weights_of(observed), expected, rtol=0, atol=1e-6)
+
+
+def test_a_causal_call_without_a_mask_is_read_as_causal():
+    """Torch's own layer wants the mask beside the word; ours, which is read alike, does not."""
+    torch.manual_seed(0)
+    layer = TorchMultiheadAttention(WIDTH, HEADS, batch_first=True).eval()
+    x = tokens(BATCH, TOKENS, WIDTH)
+    (seen,), (_, weights) = observe(layer, x, x, x, is_causal=True, average_attn_weights=False)
+    torch.testing.assert_close(weights_of(seen), weights)
+    assert (weights.triu(1) == 0).all()
 
 
 def test_padding_is_known_from_the_call():

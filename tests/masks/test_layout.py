@@ -27,6 +27,9 @@ class Stripes(Mask):
     def __init__(self, step: int) -> None:
         self.step = step
 
+    def __repr__(self):
+        return f"Stripes({self.step})"
+
     def allows(self, batch, head, query_index, key_index):
         return (query_index + 2 * key_index + head) % self.step == 0
 

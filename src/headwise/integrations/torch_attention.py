@@ -66,7 +66,13 @@ def _bind(
     is_causal: bool = False,
 ) -> dict[str, Any]:
     """Name the arguments of `nn.MultiheadAttention.forward` that weights depend on."""
-    return {"query": query, "key": key, "key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
+    return {
+        "query": query,
+        "key": key,
+        "key_padding_mask": key_padding_mask,
+        "attn_mask": attn_mask,
+        "is_causal": is_causal,
+    }
 
 
 def _read_call(layer: nn.MultiheadAttention, call: dict[str, Any]) -> ProjectedWeights:
@@ -103,6 +109,7 @@ def _read_call(layer: nn.MultiheadAttention, call: dict[str, Any]) -> ProjectedW
         scale=layer.head_dim**-0.5,
         mask=_all(masks),
         bias=sum(biases[1:], start=biases[0]) if biases else None,
+        is_causal=call["is_causal"],
         real_tokens=real_tokens,
     )
 
