@@ -11,7 +11,7 @@ demo: setup
 	@echo "The page is $(CURDIR)/$(PAGE): open it in a browser."
 
 test: .venv/dev-installed lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4
 
 lint: .venv/dev-installed
 	$(BIN)/ruff check .
