@@ -5,7 +5,7 @@ import torch
 import transformers
 from torch import nn
 
-from headwise.convert.swap import swap
+from headwise.convert.swap import QUERY_LEN, swap
 from headwise.errors import ConfigError, UnsupportedError
 from headwise.integrations.transformers_backend import NAME
 from headwise.nn.torch_multihead import TorchMultiheadAttention
@@ -81,6 +81,59 @@ def test_a_hugging_face_model_computes_the_same_with_our_attention(family, imple
     assert_equal_within_rounding(actual, expected)
     after = model.state_dict()
     assert all(torch.equal(after[name], weight) for name, weight in before.items())
+
+
+WINDOWED = GROUPED | {"intermediate_size": 8, "sliding_window": 3}
+LAYERS = {"layer_types": ["sliding_attention", "full_attention"]}
+EXPERTS = {"num_local_experts": 2, "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8}
+PLAIN = {"hidden_size": 24, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 8}
+BART = {"d_model": 24, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
+BART |= {"encoder_attention_heads": 4, "decoder_attention_heads": 3, "decoder_start_token_id": 2}
+
+# what the families above have not: windows, caps, sinks, fused and biased projections, cross-attention
+MORE_FAMILIES = {
+    "bart": ("BartConfig", BART | {"bos_token_id": 1, "eos_token_id": 2, "forced_eos_token_id": None}),
+    "gemma": ("GemmaConfig", GROUPED | {"intermediate_size": 8}),
+    "gemma2": ("Gemma2Config", WINDOWED | LAYERS | {"attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 7}),
+    "gemma3": ("Gemma3TextConfig", WINDOWED | LAYERS | {"query_pre_attn_scalar": 7}),
+    "gpt_neox": ("GPTNeoXConfig", PLAIN | {"hidden_size": 32}),
+    "gpt_oss": ("GptOssConfig", WINDOWED | LAYERS | EXPERTS),
+    "mistral": ("MistralConfig", WINDOWED),
+    "mixtral": ("MixtralConfig", WINDOWED | EXPERTS),
+    "opt": ("OPTConfig", PLAIN | {"ffn_dim": 8, "word_embed_proj_dim": 24}),
+    "phi3": ("Phi3Config", {key: value for key, value in WINDOWED.items() if key != "head_dim"}),
+    "qwen2_moe": ("Qwen2MoeConfig", GROUPED | EXPERTS | {"shared_expert_intermediate_size": 8}),
+    "qwen3_moe": ("Qwen3MoeConfig", GROUPED | EXPERTS),
+    "smollm3": ("SmolLM3Config", WINDOWED | {"no_rope_layers": [1, 0], "use_sliding_window": True}),
+    "starcoder2": ("Starcoder2Config", {key: value for key, value in WINDOWED.items() if key != "head_dim"}),
+}
+
+
+@pytest.mark.parametrize("family", MORE_FAMILIES)
+def test_families_of_every_kind_of_attention_are_swapped_from_their_own_eager_one(family):
+    kind, settings = MORE_FAMILIES[family]
+    sizes = {"initializer_range" if family != "bart" else "init_std": 0.5, "vocab_size": VOCAB, "pad_token_id": 0}
+    torch.manual_seed(0)
+    config = getattr(transformers, kind)(**sizes, **settings)
+    model = transformers.AutoModel.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        expected = model(IDS)[0]
+        swap(model)
+        actual = model(IDS)[0]
+    assert model.config._attn_implementation == NAME
+    assert_equal_within_rounding(actual, expected)
+
+
+def test_the_probe_of_a_window_leaves_each_query_of_padding_a_key():
+    torch.manual_seed(0)
+    for window_size in (1, 2, 40):
+        sizes = GROUPED | {"intermediate_size": 7, "sliding_window": window_size}
+        model = transformers.MistralModel(transformers.MistralConfig(**SIZES, **sizes))
+        model.set_attn_implementation("eager")
+        kept = []
+        model.register_forward_pre_hook(lambda *call: kept.append(call[2]["attention_mask"]), with_kwargs=True)  # noqa: B023
+        swap(model)
+        assert (kept[0] == 0).sum() == min(window_size - 1, QUERY_LEN - QUERY_LEN // 2)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

@@ -213,7 +213,13 @@ def _make_inputs(model: Any) -> dict[str, Tensor]:
     made = {kind: ids}
     if "attention_mask" in inspect.signature(model.forward).parameters:
         made["attention_mask"] = torch.ones_like(ids)
-        made["attention_mask"][-1, QUERY_LEN // 2 :] = 0
+        made["attention_mask"][-1, _end_of_text(model.config.get_text_config()) :] = 0
     if model.config.is_encoder_decoder:
         made["decoder_input_ids"] = ids[:, : KEY_LEN // 2]
     return made
+
+
+def _end_of_text(config: Any) -> int:
+    """Return where a text of the probe ends and padding begins: so that the last query's window still holds a key."""
+    window_size = getattr(config, "sliding_window", None)
+    return max(QUERY_LEN // 2, QUERY_LEN - window_size + 1) if isinstance(window_size, int) else QUERY_LEN // 2

@@ -215,7 +215,8 @@ def read_mask_function(function: MaskFunction) -> Mask | None:
     if behind is not None:
         if mask != Causal():
             return None
-        mask = SlidingWindow(behind)
+        # Qwen2-MoE makes a window of 0 tokens where no layer has any, and gives it to none
+        mask = SlidingWindow(behind) if behind > 0 else ~Full()
     if is_remapped != (packed is not None):
         return None
     # Within a document, positions are as far apart as indices.

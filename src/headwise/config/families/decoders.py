@@ -192,7 +192,8 @@ DECODERS: dict[str, Decoder] = {
         norm_placement="both",
     ),
     "gemma3_text": Decoder(
-        defaults=_GEMMA_2
+        # its attention has a cap of scores as a setting, and does not apply it
+        defaults={key: value for key, value in _GEMMA_2.items() if key != "attn_logit_softcapping"}
         | {
             "vocab_size": 262_208,
             "max_position_embeddings": 131_072,
@@ -200,7 +201,6 @@ DECODERS: dict[str, Decoder] = {
             "rope_local_base_freq": 10_000.0,
             "sliding_window_pattern": 6,
             "final_logit_softcapping": None,
-            "attn_logit_softcapping": None,
         },
         masks=layer_kinds.windowed_but_every_nth,
         qk_norm="head",

@@ -91,14 +91,16 @@ def read_falcon(config: Mapping[str, object], *, name: str, head: bool) -> Model
     has_bias = keys.flag("bias", null=False)
     is_new, is_parallel = (keys.flag(key, null=False) for key in ("new_decoder_architecture", "parallel_attn"))
     num_norms = keys.size_or_none("num_ln_in_parallel_attn") or (2 if is_new else 1)
+    has_alibi = keys.flag("alibi", null=False)
+    weights_dropout_p = keys.probability("attention_dropout", null=0.0)
     attention = AttentionConfig(
         embed_dim=embed_dim,
         num_heads=num_heads,
         num_kv_heads=_read_falcon_kv_heads(keys, is_new=is_new, num_heads=num_heads),
         projection_bias=has_bias,
-        position=ALiBi() if keys.flag("alibi", null=False) else read_rotary(keys, head_dim=embed_dim // num_heads),
+        position=ALiBi() if has_alibi else read_rotary(keys, head_dim=embed_dim // num_heads),
         mask=Causal(),
-        dropout_p=keys.probability("attention_dropout", null=0.0),
+        dropout_p=weights_dropout_p if has_alibi else 0.0,  # beside rotary positions, no weight is dropped there
     )
     dropout_p = keys.probability("hidden_dropout", null=0.0)
     block = BlockConfig(
