@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "masks": {"errors", "results"},
     "config": {"errors", "masks"},
     "positions": {"errors", "config"},
-    "caches": {"errors"},
+    "caches": {"errors", "config"},
     "ops": {"errors", "results", "kernels", "masks"},
     "nn": {"errors", "config", "masks", "positions", "caches", "ops"},
     "integrations": {"errors", "config", "masks", "ops"},

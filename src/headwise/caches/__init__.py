@@ -1,0 +1,1 @@
+"""Keys and values kept between calls, with the index of every slot."""

@@ -1,0 +1,328 @@
+"""KVCache: the keys and values of one attention, kept between calls, and the index of every slot."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Int, Shaped
+from torch import Tensor
+
+from headwise.errors import ConfigError, UnsupportedError
+
+Lengths = int | Sequence[int] | Tensor
+
+
+class CacheView(NamedTuple):
+    """What a call's queries attend to: all that the cache holds, the call's own tokens included.
+
+    Attributes:
+        keys: (batch, num_kv_heads, key_len, head_dim).
+        values: (batch, num_kv_heads, key_len, v_head_dim).
+        key_index: (key_len,) or (batch, key_len) place of each key in its row's stream, -1 = an empty slot, which can
+            hold anything. None: the keys are in order, without a gap, and the last is the last query's own, so that the
+            default indices of `attention` are as far apart as the true ones.
+        key_positions: (batch, key_len) position of each key, if the cache was given positions; else None.
+        first_index: index of the first key where `key_index` is None; 0 unless the beginning has been dropped.
+        reach: the keys are, in any order, the last so many of each stream and no others. None: not known.
+    """
+
+    keys: Shaped[Tensor, "batch num_kv_heads key_len head_dim"]
+    values: Shaped[Tensor, "batch num_kv_heads key_len v_head_dim"]
+    key_index: Int[Tensor, "... key_len"] | None
+    key_positions: Int[Tensor, "batch key_len"] | None = None
+    first_index: int = 0
+    reach: int | None = None
+
+
+class Held(NamedTuple):
+    """All that a cache holds, row by row: the form in which it is saved.
+
+    Attributes:
+        keys, values: (batch, num_kv_heads, key_len, ...), zeros in empty slots.
+        key_index: (batch, key_len), -1 = an empty slot.
+        positions: (batch, key_len) or None.
+    """
+
+    keys: Shaped[Tensor, "batch num_kv_heads key_len head_dim"]
+    values: Shaped[Tensor, "batch num_kv_heads key_len v_head_dim"]
+    key_index: Int[Tensor, "batch key_len"]
+    positions: Int[Tensor, "batch key_len"] | None
+
+
+class KVCache(ABC):
+    """Keys and values of one attention layer.
+
+    Each row of the batch has a stream of its own: its tokens have the indices 0, 1, 2, ... whatever padding came
+    between them, which is not kept. Memory is taken at the first `update`, whose tensors say how many rows and heads
+    there are, of which size, dtype and device.
+
+    A cache serves generation: it keeps no graph, and refuses tensors that ask for gradients.
+    """
+
+    def __init__(self) -> None:
+        self._lengths: tuple[int, ...] = ()
+        self._like: tuple[Tensor, Tensor] | None = None  # keys and values without tokens: shape, dtype and device
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Number of tokens that each row's stream has had; empty before the first update."""
+        return self._lengths
+
+    @property
+    def seq_len(self) -> int:
+        """Number of tokens of the longest stream."""
+        return max(self.lengths, default=0)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all rows have had as many tokens."""
+        return len(set(self.lengths)) <= 1
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the keys and values of all tokens held, without spare slots and padding."""
+        return sum(self._held_lengths()) * self._token_bytes
+
+    @property
+    @abstractmethod
+    def allocated_bytes(self) -> int:
+        """Bytes of the memory taken for keys and values, spare slots included."""
+
+    def next_index(
+        self,
+        batch_size: int,
+        num_tokens: int,
+        *,
+        real_tokens: Bool[Tensor, "batch num_tokens"] | None = None,
+        device: torch.device | str | None = None,
+    ) -> Int[Tensor, "... num_tokens"]:
+        """Return the index in its row's stream that each of the coming tokens will have.
+
+        Args:
+            batch_size: number of rows.
+            num_tokens: tokens a row, padding included.
+            real_tokens: (batch, num_tokens) which of them are no padding. Default: all.
+            device: of the result.
+
+        Returns:
+            (num_tokens,) where it is the same for all rows, else (batch, num_tokens); -1 for padding.
+        """
+        self._check_batch(batch_size)
+        if real_tokens is not None:
+            rank = real_tokens.cumsum(1) - 1
+            return (rank + self._starts(batch_size, real_tokens.device)).masked_fill(~real_tokens, -1)
+        if self.is_even:
+            start = self.seq_len
+            return torch.arange(start, start + num_tokens, device=device)
+        return self._starts(batch_size, device) + torch.arange(num_tokens, device=device)
+
+    def update(
+        self,
+        keys: Shaped[Tensor, "batch num_kv_heads num_tokens head_dim"],
+        values: Shaped[Tensor, "batch num_kv_heads num_tokens v_head_dim"],
+        *,
+        real_tokens: Bool[Tensor, "batch num_tokens"] | None = None,
+        positions: Int[Tensor, "... num_tokens"] | None = None,
+    ) -> CacheView:
+        """Take in the keys and values of the next tokens, and return what their queries attend to.
+
+        Args:
+            keys: (batch, num_kv_heads, num_tokens, head_dim), positions already applied.
+            values: (batch, num_kv_heads, num_tokens, v_head_dim).
+            real_tokens: (batch, num_tokens) which tokens are no padding. Default: all.
+            positions: (num_tokens,) or (batch, num_tokens) position of each token, for a bias that reads them: with
+                every update or with none.
+
+        Raises:
+            ConfigError: tensors unlike those before, more tokens than the cache takes, positions with some updates
+                alone.
+            UnsupportedError: tensors that ask for gradients.
+        """
+        self._check_update(keys, values, real_tokens, positions)
+        if self._like is None:
+            self._like = keys.detach()[:, :, :0], values.detach()[:, :, :0]
+        if real_tokens is not None:
+            counts = tuple(real_tokens.sum(1).tolist())
+            if min(counts, default=0) == real_tokens.shape[1]:
+                real_tokens = None
+        if real_tokens is None:
+            counts = (keys.shape[2],) * keys.shape[0]
+        if positions is not None:
+            positions = positions.expand(keys.shape[0], -1)
+        before = self.lengths or (0,) * keys.shape[0]
+        self._check_room(before, counts)
+        if not self.lengths:
+            self._lengths = before
+        after = tuple(length + count for length, count in zip(before, counts, strict=True))
+        return self._take(keys.detach(), values.detach(), after, real_tokens, positions)
+
+    @abstractmethod
+    def view(self) -> CacheView:
+        """Return all that is held, as `update` does.
+
+        Raises:
+            ConfigError: there has been no update.
+        """
+
+    def check_crop(self, lengths: Lengths) -> tuple[int, ...]:
+        """Return the length of each row after `crop`, which raises what this does.
+
+        Raises:
+            ConfigError: a negative number, another number of rows, tokens that have been dropped already.
+        """
+        return self._read_lengths(lengths)
+
+    @abstractmethod
+    def crop(self, lengths: Lengths) -> None:
+        """Forget all but the first tokens of each stream.
+
+        Args:
+            lengths: how many to keep, for all rows or (batch,) for each; a row that has fewer keeps all.
+
+        Raises:
+            ConfigError: as of `check_crop`.
+        """
+
+    @abstractmethod
+    def reorder(self, rows: Sequence[int] | Int[Tensor, " new_batch"]) -> None:
+        """Make row `i` a copy of what row `rows[i]` was, as beam search does; there may be more or fewer than before.
+
+        Raises:
+            ConfigError: a row that there is not.
+        """
+
+    def reset(self) -> None:
+        """Forget everything; memory that is taken stays, for as many rows of the same kind."""
+        self.crop(0)
+
+    @abstractmethod
+    def _take(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        after: tuple[int, ...],
+        real_tokens: Tensor | None,
+        positions: Tensor | None,
+    ) -> CacheView:
+        """Store checked tokens; `after` are the lengths with them. Nothing may have changed if this raises."""
+
+    @abstractmethod
+    def _hold(self) -> Held:
+        """Return all that is held."""
+
+    @abstractmethod
+    def _restore(self, held: Held, lengths: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Become a cache that holds this, and shows it in a dtype; nothing may have changed if this raises."""
+
+    @property
+    def kind(self) -> str:
+        """Name of the kind, of what is inside, too."""
+        return type(self).__name__
+
+    @property
+    def settings(self) -> dict[str, int]:
+        """What this cache was built with: a saved one can be loaded by its equals alone."""
+        return {}
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        """Dtype of the keys and values that are shown."""
+        assert self._like is not None
+        return self._like[0].dtype
+
+    def _held_lengths(self) -> tuple[int, ...]:
+        """Return how many tokens each row holds."""
+        return self.lengths
+
+    def _check_room(self, before: tuple[int, ...], counts: tuple[int, ...]) -> None:  # noqa: B027  most take any
+        """Raise ConfigError where the tokens cannot be taken in."""
+
+    @property
+    def _token_bytes(self) -> int:
+        if self._like is None:
+            return 0
+        return sum(one.shape[1] * one.shape[3] * one.element_size() for one in self._like)
+
+    def _starts(self, batch_size: int, device: torch.device | str | None) -> Int[Tensor, "batch 1"]:
+        lengths = self.lengths or (0,) * batch_size
+        return torch.tensor(lengths, device=device).unsqueeze(1)
+
+    def _check_batch(self, batch_size: int) -> None:
+        if self.lengths and batch_size != len(self.lengths):
+            raise ConfigError(
+                f"a cache of {len(self.lengths)} rows must be given as many; got {batch_size} (reorder changes their "
+                "number, and a new cache takes any)"
+            )
+
+    def _check_update(self, keys: Tensor, values: Tensor, real_tokens: Tensor | None, positions: Tensor | None) -> None:
+        if keys.ndim != 4 or values.ndim != 4 or keys.shape[:3] != values.shape[:3]:
+            raise ConfigError(
+                "keys and values must have shapes (batch, num_kv_heads, num_tokens, head_dim), alike but for the last; "
+                f"got {tuple(keys.shape)} and {tuple(values.shape)}"
+            )
+        self._check_batch(keys.shape[0])
+        if self._like is not None:
+            for name, new, like in (("keys", keys, self._like[0]), ("values", values, self._like[1])):
+                if (new.shape[1], new.shape[3], new.dtype, new.device) != (
+                    like.shape[1],
+                    like.shape[3],
+                    like.dtype,
+                    like.device,
+                ):
+                    raise ConfigError(
+                        f"{name} must be like those in the cache, {like.shape[1]} heads of {like.shape[3]}, "
+                        f"{like.dtype}, on {like.device}; got {new.shape[1]} heads of {new.shape[3]}, {new.dtype}, on "
+                        f"{new.device}"
+                    )
+        if torch.is_grad_enabled() and (keys.requires_grad or values.requires_grad):
+            raise UnsupportedError(
+                "keys and values must not ask for gradients to be kept: a cache serves generation; call the model "
+                "under torch.no_grad(), or without a cache"
+            )
+        for name, given in (("real_tokens", real_tokens), ("positions", positions)):
+            if given is not None and given.shape != (keys.shape[0], keys.shape[2]):
+                is_row = name == "positions" and given.shape == (keys.shape[2],)
+                if not is_row:
+                    raise ConfigError(
+                        f"{name} must have shape {(keys.shape[0], keys.shape[2])}; got {tuple(given.shape)}"
+                    )
+
+    def _read_lengths(self, lengths: Lengths) -> tuple[int, ...]:
+        """Return the lengths to crop to, none above what the row has."""
+        if isinstance(lengths, Tensor):
+            lengths = lengths.tolist()
+        wanted = (lengths,) * len(self.lengths) if isinstance(lengths, int) else tuple(lengths)
+        if len(wanted) != len(self.lengths):
+            raise ConfigError(f"lengths must be one number or one a row, {len(self.lengths)}; got {len(wanted)}")
+        if any(isinstance(one, bool) or not isinstance(one, int) or one < 0 for one in wanted):
+            raise ConfigError(f"lengths must be whole numbers of at least 0; got {wanted}")
+        return tuple(min(one, length) for one, length in zip(wanted, self.lengths, strict=True))
+
+    def _require_use(self) -> None:
+        if not self.lengths:
+            raise ConfigError("a cache must have had an update to be read; got an empty one")
+
+    def _read_rows(self, rows: Sequence[int] | Tensor) -> list[int]:
+        chosen = rows.tolist() if isinstance(rows, Tensor) else list(rows)
+        if any(isinstance(row, bool) or not isinstance(row, int) for row in chosen):
+            raise ConfigError(f"rows must be whole numbers; got {chosen}")
+        if any(not 0 <= row < len(self.lengths) for row in chosen):
+            raise ConfigError(f"rows must be from 0 to {len(self.lengths) - 1}; got {chosen}")
+        return chosen
+
+
+def index_of_slots(lengths: Sequence[int], num_slots: int, device: torch.device) -> Int[Tensor, "batch num_slots"]:
+    """Return the index of each slot where slot i holds token i, -1 behind each row's last."""
+    slots = torch.arange(num_slots, device=device)
+    return torch.where(slots < torch.tensor(lengths, device=device).unsqueeze(1), slots, -1)
+
+
+def write_tokens(
+    target: Shaped[Tensor, "batch num_kv_heads num_slots _"],
+    tokens: Shaped[Tensor, "batch num_kv_heads num_tokens _"],
+    slots: Int[Tensor, "batch num_tokens"],
+) -> None:
+    """Write each token into its slot, those with slot -1 nowhere, in place."""
+    rows, places = (slots >= 0).nonzero(as_tuple=True)
+    target[rows, :, slots[rows, places]] = tokens[rows, :, places]

@@ -1,0 +1,172 @@
+"""QuantizedCache: keys and values as whole numbers of 8 or 4 bits, with a scale for each token and head."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int, UInt8
+from torch import Tensor
+
+from headwise.caches.base import CacheView, Held, KVCache, Lengths
+from headwise.errors import ConfigError
+
+SCALE_DTYPE = torch.float16  # behind the codes of each token and head
+LEAST_SCALE = 2.0**-24  # above 0 in float16
+LARGEST = {8: 127, 4: 7}  # code, by bits
+
+
+class QuantizedCache(KVCache):
+    """Holds the codes of keys and values in another cache, and shows what they stand for.
+
+    `x ~ scale * code`, with `scale = max |x| / L` over the numbers of one token and head, in float16, and
+    `code = round(x / scale)` from -L to L, where L = 127 for 8 bits and 7 for 4. Attention over the cache is attention
+    over the keys and values that it shows, which are made anew for each call in the dtype that came in.
+
+    Args:
+        cache: what holds the codes, empty; its kind says what is kept.
+        bits: 8 or 4.
+
+    Raises:
+        ConfigError: other bits, a cache that is in use or quantised; (from `update`) 4 bits for heads of an odd size.
+
+    Example:
+        >>> cache = QuantizedCache(StaticCache(8192), bits=8)
+    """
+
+    def __init__(self, cache: KVCache, *, bits: Literal[8, 4] = 8):
+        if isinstance(bits, bool) or bits not in LARGEST:
+            raise ConfigError(f"bits must be 8 or 4; got {bits!r}")
+        if not isinstance(cache, KVCache) or isinstance(cache, QuantizedCache) or cache.lengths:
+            raise ConfigError(f"cache must be an empty cache that is not quantised; got {cache!r}")
+        self.cache, self.bits = cache, bits
+        self._squares: tuple[Tensor, Tensor] | None = None  # sums of squares: of what came in, and of what it lost
+        super().__init__()
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Number of tokens that each row's stream has had."""
+        return self.cache.lengths
+
+    @property
+    def relative_error(self) -> float:
+        """Root of the mean square of what was lost, over that of what came in, keys and values together."""
+        if self._squares is None:
+            return 0.0
+        came_in, lost = self._squares
+        return float((lost / came_in).sqrt()) if came_in > 0 else 0.0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the codes and scales of all tokens held."""
+        return self.cache.num_bytes
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of the memory taken for codes and scales."""
+        return self.cache.allocated_bytes
+
+    @property
+    def kind(self) -> str:
+        """Name of the kind, with that of the other cache."""
+        return f"{type(self).__name__} of {self.cache.kind}"
+
+    @property
+    def settings(self) -> dict[str, int]:
+        """The bits, and what the other cache was built with."""
+        return {"bits": self.bits, **self.cache.settings}
+
+    def _take(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        after: tuple[int, ...],
+        real_tokens: Tensor | None,
+        positions: Tensor | None,
+    ) -> CacheView:
+        codes = [encode(one, self.bits) for one in (keys, values)]
+        self._note_error((keys, values), codes, real_tokens)
+        view = self.cache.update(codes[0], codes[1], real_tokens=real_tokens, positions=positions)
+        return self._decode(view)
+
+    def view(self) -> CacheView:
+        """Return what is held, decoded into new tensors."""
+        return self._decode(self.cache.view())
+
+    def _decode(self, view: CacheView) -> CacheView:
+        assert self._like is not None
+        keys, values = (decode(codes, self.bits, like.dtype) for codes, like in zip(view[:2], self._like, strict=True))
+        return view._replace(keys=keys, values=values)
+
+    def _note_error(
+        self, exact: Sequence[Tensor], codes: Sequence[Tensor], real_tokens: Bool[Tensor, "batch num_tokens"] | None
+    ) -> None:
+        came_in = lost = exact[0].new_zeros((), dtype=torch.float32)
+        for one, code in zip(exact, codes, strict=True):
+            wide = one.float()
+            error = wide - decode(code, self.bits, torch.float32)
+            if real_tokens is not None:
+                wide, error = (part.masked_fill(~real_tokens[:, None, :, None], 0) for part in (wide, error))
+            came_in, lost = came_in + wide.square().sum(), lost + error.square().sum()
+        before = self._squares
+        self._squares = (came_in, lost) if before is None else (before[0] + came_in, before[1] + lost)
+
+    def check_crop(self, lengths: Lengths) -> tuple[int, ...]:
+        """Return the length of each row after `crop`; raises what the other cache does."""
+        return self.cache.check_crop(lengths)
+
+    def crop(self, lengths: Lengths) -> None:
+        """Forget all but the first tokens of each stream; raises what the other cache does."""
+        self.cache.crop(lengths)
+
+    def reorder(self, rows: Sequence[int] | Int[Tensor, " new_batch"]) -> None:
+        """Make row `i` a copy of what row `rows[i]` was."""
+        self.cache.reorder(rows)
+
+    def _check_update(self, keys: Tensor, values: Tensor, real_tokens: Tensor | None, positions: Tensor | None) -> None:
+        super()._check_update(keys, values, real_tokens, positions)
+        for name, one in (("keys", keys), ("values", values)):
+            if self.bits == 4 and one.shape[3] % 2:
+                raise ConfigError(
+                    f"heads must have an even size for 4 bits, two codes a byte; got {name} of {one.shape[3]}"
+                )
+
+    def _check_room(self, before: tuple[int, ...], counts: tuple[int, ...]) -> None:
+        self.cache._check_room(before, counts)
+
+    def _hold(self) -> Held:
+        return self.cache._hold()
+
+    def _restore(self, held: Held, lengths: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.cache._restore(held, lengths, torch.uint8)
+        keys, values = (decode(codes[:, :, :0], self.bits, dtype) for codes in held[:2])
+        self._like, self._squares = (keys, values), None
+
+
+def encode(numbers: Float[Tensor, "*shape width"], bits: int) -> UInt8[Tensor, "*shape num_bytes"]:
+    """Return the codes of the last dimension's numbers, and behind them the bytes of their scale."""
+    if numbers.shape[-1] == 0:  # a cache of joined keys and values has none in the second place
+        return numbers.to(torch.uint8)
+    wide, largest = numbers.float(), LARGEST[bits]
+    scale = (wide.abs().amax(-1, keepdim=True) / largest).to(SCALE_DTYPE)
+    # Where float16 has rounded the scale down, the largest number would be beyond the largest code.
+    code = (wide / scale.float().clamp(min=LEAST_SCALE)).round().clamp(-largest, largest)
+    if bits == 8:
+        packed = code.to(torch.int8).view(torch.uint8)
+    else:
+        nibbles = (code + 8).to(torch.uint8)
+        packed = nibbles[..., 0::2] | (nibbles[..., 1::2] << 4)
+    return torch.cat([packed, scale.view(torch.uint8)], dim=-1)
+
+
+def decode(codes: UInt8[Tensor, "*shape num_bytes"], bits: int, dtype: torch.dtype) -> Float[Tensor, "*shape width"]:
+    """Return the numbers that codes stand for."""
+    if codes.shape[-1] == 0:
+        return codes.to(dtype)
+    num_scale_bytes = SCALE_DTYPE.itemsize
+    packed = codes[..., :-num_scale_bytes]
+    scale = codes[..., -num_scale_bytes:].clone(memory_format=torch.contiguous_format).view(SCALE_DTYPE)
+    if bits == 8:
+        code = packed.view(torch.int8).float()
+    else:
+        code = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2).float() - 8
+    return (code * scale.float()).to(dtype)
