@@ -1,6 +1,7 @@
 """A block is attention and a feed-forward network with norms and residual connections where its config puts them."""
 
-import jaxtyping
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -18,6 +19,7 @@ BATCH, LENGTH, EMBED, HIDDEN, HEADS = 2, 5, 24, 40, 4
 EXACT = {"rtol": 0, "atol": 1e-13}  # float64 sums of under 100 terms of size about 1
 
 
+PLACEMENTS = ("pre", "post", "both", "output")
 BUILT = ("checkpoint", "fused_qkv", "impl")  # arguments of the module, the others being its config's
 
 
@@ -49,7 +51,7 @@ def normed(norm, kind, eps, x):
 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
-@pytest.mark.parametrize("placement", ["pre", "post"])
+@pytest.mark.parametrize("placement", PLACEMENTS)
 @torch.no_grad()
 def test_a_block_computes_its_equation(placement, norm, gated):
     block = block_of(gated=gated, activation="silu", norm=norm, norm_placement=placement, norm_eps=1e-3)
@@ -61,16 +63,27 @@ def test_a_block_computes_its_equation(placement, norm, gated):
         inner = inner / (1 + torch.exp(-inner)) * (up if gated else 1)
         return inner @ feed_forward.down_proj.weight.T + feed_forward.down_proj.bias
 
-    first = lambda x: normed(block.attention_norm, norm, 1e-3, x)  # noqa: E731
-    second = lambda x: normed(block.feed_forward_norm, norm, 1e-3, x)  # noqa: E731
-    x = tokens()
-    if placement == "pre":
-        expected = x + block.attention(first(x))
-        expected = expected + feed(second(expected))
-    else:
-        expected = first(x + block.attention(x))
-        expected = second(expected + feed(expected))
-    torch.testing.assert_close(block(x), expected, **EXACT)
+    expected = tokens()
+    for part, computes in (("attention", block.attention), ("feed_forward", feed)):
+        names = f"{part}_norm", f"{part}_output_norm"
+        before, after = (partial(normed, getattr(block, name), norm, 1e-3) for name in names)
+        match placement:
+            case "pre":
+                expected = expected + computes(before(expected))
+            case "post":
+                expected = before(expected + computes(expected))
+            case "both":
+                expected = expected + after(computes(before(expected)))
+            case "output":
+                expected = expected + after(computes(expected))
+    torch.testing.assert_close(block(tokens()), expected, **EXACT)
+
+
+@pytest.mark.parametrize("settings", [*({"norm_placement": one} for one in PLACEMENTS), {"parallel": True}], ids=str)
+def test_a_block_has_as_many_norms_as_its_config_says(settings):
+    block = block_of(norm="rmsnorm", **settings)
+    norms = [name for name, _ in block.named_parameters() if "norm" in name]
+    assert len(norms) == block.config.num_norms
 
 
 @pytest.mark.parametrize("shared_norm", [False, True])
@@ -95,7 +108,9 @@ def gradients_of(block, x):
     return output.detach(), torch.autograd.grad(output.square().sum(), [x, *block.parameters()])
 
 
-@pytest.mark.parametrize("settings", [{}, {"norm_placement": "post"}, {"parallel": True}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [*({"norm_placement": placement} for placement in PLACEMENTS), {"parallel": True}], ids=str
+)
 def test_checkpoints_change_neither_output_nor_gradient(settings):
     results = []
     for checkpoint in CHECKPOINTS:
@@ -116,13 +131,10 @@ def test_checkpoints_keep_less(impl):
     assert full == 0 < selective < none
 
 
+@pytest.mark.usefixtures("without_type_checks")
 def test_another_checkpoint_is_refused():
-    jaxtyping.config.update("jaxtyping_disable", True)
-    try:
-        with pytest.raises(ConfigError, match='checkpoint must be "none" or "selective" or "full"; got'):
-            block_of(checkpoint="some")
-    finally:
-        jaxtyping.config.update("jaxtyping_disable", False)
+    with pytest.raises(ConfigError, match='checkpoint must be "none" or "selective" or "full"; got'):
+        block_of(checkpoint="some")
 
 
 @torch.no_grad()
@@ -165,7 +177,7 @@ def test_masks_and_positions_reach_the_attention():
     attention = AttentionConfig(embed_dim=EMBED, num_heads=HEADS, position=Rotary())
     feed_forward = FeedForwardConfig(embed_dim=EMBED, hidden_dim=HIDDEN)
     x = tokens()
-    for placement in ("pre", "post"):
+    for placement in PLACEMENTS:
         torch.manual_seed(0)
         config = BlockConfig(attention=attention, feed_forward=feed_forward, norm_placement=placement)
         block = Block(config).double()
@@ -183,8 +195,9 @@ def test_dropout_acts_on_both_additions_in_training_alone():
     block.eval()
     assert torch.equal(block(x), block(x))
     # with everything dropped nothing is added, and only the norms of a post-norm block are left
-    pre, post = (block_of(dropout_p=0.999999, norm_placement=placement).train() for placement in ("pre", "post"))
-    assert torch.equal(pre(x), x)
+    blocks = {placement: block_of(dropout_p=0.999999, norm_placement=placement).train() for placement in PLACEMENTS}
+    post = blocks.pop("post")
+    assert all(torch.equal(other(x), x) for other in blocks.values())
     assert torch.equal(post(x), post.feed_forward_norm(post.attention_norm(x)))
 
 

@@ -1,6 +1,5 @@
 """C3TR computes its equation in both forms; the compatible one loads weights of YOLOv5's layout and agrees with it."""
 
-import jaxtyping
 import pytest
 import torch
 from torch import nn
@@ -324,15 +323,7 @@ def test_a_plain_stage_with_six_channels_needs_no_sines():
     assert C3TR(IN, 12, num_heads=3, compatible=True)(maps(2, 3).float()).shape == (BATCH, 12, 2, 3)
 
 
-@pytest.fixture
-def unchecked():
-    """Let wrong shapes through to the code, as they come for users, whose calls nothing checks."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
-
-
-@pytest.mark.usefixtures("unchecked")
+@pytest.mark.usefixtures("without_type_checks")
 @FORMS
 @pytest.mark.parametrize("shape", [(2, 3, 5, 7), (2, IN, 7)])
 def test_a_map_that_does_not_fit_is_refused_by_name(compatible, shape):

@@ -2,7 +2,6 @@
 
 import math
 
-import jaxtyping
 import pytest
 import torch
 from torch import nn
@@ -482,14 +481,6 @@ def test_biases_start_at_zero_and_weights_within_xaviers_bounds():
         assert not projection.bias.any()
         bound = math.sqrt(6 / (projection.in_features + projection.out_features))
         assert 0.8 * bound < projection.weight.abs().max() <= bound
-
-
-@pytest.fixture
-def without_type_checks():
-    """Let wrong types through to the code, as they come for users, whose calls nothing checks."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.mark.parametrize(

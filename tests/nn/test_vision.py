@@ -2,7 +2,6 @@
 
 import math
 
-import jaxtyping
 import pytest
 import torch
 from torch import nn
@@ -195,15 +194,7 @@ def test_an_encoder_that_cannot_be_is_refused_by_name(changes, text):
         PatchEncoderConfig(**settings)
 
 
-@pytest.fixture
-def unchecked():
-    """Let wrong shapes through to the code, as they come for users, whose calls nothing checks."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
-
-
-@pytest.mark.usefixtures("unchecked")
+@pytest.mark.usefixtures("without_type_checks")
 @pytest.mark.parametrize(
     ("shape", "text"),
     [

@@ -32,8 +32,6 @@ def test_a_part_that_the_layer_has_not_is_refused_by_name(changes, text):
     ("changes", "text"),
     [
         ({"cross_attention": ATTENTION}, "got a cross_attention"),
-        ({"norm_placement": "both"}, "got norm_placement 'both'"),
-        ({"norm_placement": "output"}, "got norm_placement 'output'"),
         (
             {
                 "attention": LinearAttentionConfig(

@@ -278,7 +278,8 @@ def require_mask(mask: object) -> None:
         kind = f"{getattr(mask, 'dtype', '')} {type(mask).__name__}".strip()
         raise ConfigError(
             "mask must be a headwise Mask, such as Causal(), SlidingWindow(window_size), KeyPadding(lengths) or their "
-            f"combination with & | ~; got a {kind} (other libraries disagree on whether True keeps or drops a pair)"
+            f"combination with & | ~; got a {kind} (libraries disagree on whether True keeps or drops a pair: convert "
+            "with mask_from_torch or mask_from_huggingface)"
         )
 
 

@@ -11,10 +11,11 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint as run_under_checkpoint
 
 from headwise.config.attention import AttentionConfig
-from headwise.config.checks import require_choice
+from headwise.config.checks import require_choice, require_instance
 from headwise.config.model import BlockConfig, FeedForwardConfig
 from headwise.errors import UnsupportedError
 from headwise.masks.patterns import Mask
+from headwise.nn.checks import explain_refusal, require_tokens
 from headwise.nn.multihead import MultiHeadAttention
 
 # By the names of Hugging Face's configs; "gelu_new" and its relatives are GPT-2's approximation by tanh.
@@ -46,6 +47,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: FeedForwardConfig):
         super().__init__()
+        require_instance("config", config, FeedForwardConfig)
         if config.num_experts > 1:
             raise UnsupportedError(
                 f"a feed-forward must have one expert to be built here; got num_experts {config.num_experts}; "
@@ -71,10 +73,15 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """One Transformer block.
 
-    Pre-norm: `x = x + attention(norm(x)); x = x + feed_forward(norm(x))`.
-    Post-norm: `x = norm(x + attention(x)); x = norm(x + feed_forward(x))`.
-    Parallel: `x = x + attention(norm(x)) + feed_forward(norm(x))`, by two norms or by one.
-    In training, dropout acts on what is added to `x`.
+    By the config's `norm_placement`, for f the attention and then the feed-forward, each with norms of its own:
+
+    - "pre": `x = x + f(norm(x))`
+    - "post": `x = norm(x + f(x))`
+    - "both": `x = x + output_norm(f(norm(x)))`, as Gemma 2 does
+    - "output": `x = x + output_norm(f(x))`, as OLMo 2 does
+
+    Parallel: `x = x + attention(norm(x)) + feed_forward(norm(x))`, by two norms or by one. In training, dropout acts on
+    what is added to `x`.
 
     Args:
         config: the attention, the feed-forward, the norm and its place.
@@ -84,13 +91,13 @@ class Block(nn.Module):
         impl: which implementation computes the attention.
 
     Raises:
-        ConfigError: another `checkpoint`.
+        ConfigError: another description than a `BlockConfig`, another `checkpoint`.
         UnsupportedError: what `MultiHeadAttention` and `FeedForward` cannot build.
 
     Source: post-norm: Vaswani et al. 2017, section 3.1; pre-norm: Xiong et al. 2020, "On Layer Normalization in the
-    Transformer Architecture", section 3; parallel: Wang and Komatsuzaki 2021, "GPT-J-6B"; RMSNorm: Zhang and Sennrich
-    2019; checkpoints: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models",
-    section 5.
+    Transformer Architecture", section 3; both: Gemma Team 2024, "Gemma 2", section 2; output: OLMo Team 2024, "2 OLMo 2
+    Furious", section 2; parallel: Wang and Komatsuzaki 2021, "GPT-J-6B"; RMSNorm: Zhang and Sennrich 2019; checkpoints:
+    Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 5.
     """
 
     def __init__(
@@ -102,14 +109,19 @@ class Block(nn.Module):
         impl: str = "auto",
     ):
         super().__init__()
+        require_instance("config", config, BlockConfig)
         require_choice("checkpoint", checkpoint, ("none", "selective", "full"))
         self.config, self.checkpoint = config, checkpoint
         attention = _require_built_here(config)
         self.attention = MultiHeadAttention.from_config(attention, fused_qkv=fused_qkv, impl=impl)
         self.attention.recomputes = checkpoint == "selective"
-        self.attention_norm = _make_norm(config)
+        has_norms, has_output_norms = config.norm_placement != "output", config.norm_placement in ("both", "output")
+        self.attention_norm = _make_norm(config) if has_norms else nn.Identity()
+        self.attention_output_norm = _make_norm(config) if has_output_norms else nn.Identity()
         self.feed_forward = FeedForward(config.feed_forward)
-        self.feed_forward_norm = self.attention_norm if config.shared_norm else _make_norm(config)
+        is_shared = config.shared_norm or not has_norms
+        self.feed_forward_norm = self.attention_norm if is_shared else _make_norm(config)
+        self.feed_forward_output_norm = _make_norm(config) if has_output_norms else nn.Identity()
         self.dropout = nn.Dropout(config.dropout_p)
 
     def forward(
@@ -125,12 +137,19 @@ class Block(nn.Module):
             tokens: (batch, seq_len, embed_dim).
             mask: which keys a query may read, beyond what the attention's own mask allows.
             positions: (seq_len,) or (batch, seq_len), for an attention with positions.
+
+        Raises:
+            ConfigError, UnsupportedError: as `MultiHeadAttention`.
         """
-        if self.checkpoint == "full" and torch.is_grad_enabled():
-            run = partial(self._run, mask=mask, positions=positions)
-            output: Tensor = run_under_checkpoint(run, tokens, use_reentrant=False)
-            return output
-        return self._run(tokens, mask=mask, positions=positions)
+        require_tokens("tokens", tokens, "embed_dim", self.config.attention.embed_dim)
+        run = partial(self._run, mask=mask, positions=positions)
+        try:
+            if self.checkpoint == "full" and torch.is_grad_enabled():
+                return run_under_checkpoint(run, tokens, use_reentrant=False)  # type: ignore[no-any-return]
+            return run(tokens)
+        except RuntimeError:
+            explain_refusal(self, tokens=tokens)
+            raise
 
     def _run(self, tokens: Tensor, *, mask: Mask | None, positions: Tensor | None) -> Tensor:
         attention, feed_forward, dropout = self.attention, self.feed_forward, self.dropout
@@ -139,10 +158,12 @@ class Block(nn.Module):
             tokens = self.attention_norm(tokens + dropout(seen))
             return self.feed_forward_norm(tokens + dropout(feed_forward(tokens)))  # type: ignore[no-any-return]
         seen = attention(self.attention_norm(tokens), mask=mask, positions=positions)
+        seen = self.attention_output_norm(seen)
         if self.config.parallel:
             return tokens + dropout(seen) + dropout(feed_forward(self.feed_forward_norm(tokens)))  # type: ignore[no-any-return]
         tokens = tokens + dropout(seen)
-        return tokens + dropout(feed_forward(self.feed_forward_norm(tokens)))  # type: ignore[no-any-return]
+        thought = feed_forward(self.feed_forward_norm(tokens))
+        return tokens + dropout(self.feed_forward_output_norm(thought))  # type: ignore[no-any-return]
 
 
 def _require_built_here(config: BlockConfig) -> AttentionConfig:
@@ -151,13 +172,11 @@ def _require_built_here(config: BlockConfig) -> AttentionConfig:
         got = type(config.attention).__name__
     elif config.cross_attention is not None:
         got = "a cross_attention"
-    elif config.norm_placement not in ("pre", "post"):
-        got = f"norm_placement {config.norm_placement!r}"
     else:
         return config.attention
     raise UnsupportedError(
-        "a block must be one multi-head attention and one feed-forward, each with one norm before or after it, to be "
-        f"built here; got {got}; run the model through transformers"
+        "a block must be one multi-head attention and one feed-forward to be built here; "
+        f"got {got}; run the model through transformers"
     )
 
 

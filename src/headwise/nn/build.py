@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from headwise.config.checks import require_instance
 from headwise.config.model import ModelConfig
 from headwise.nn.classifier import Classifier
 from headwise.nn.language_model import LanguageModel
@@ -23,9 +24,10 @@ def build(
         impl: which implementation computes the attentions.
 
     Raises:
-        ConfigError: another `checkpoint`.
+        ConfigError: another description than a `ModelConfig`, another `checkpoint`.
         UnsupportedError: the model has a part that is not built here.
     """
+    require_instance("config", config, ModelConfig)
     if config.head is None:
         return Transformer(config, checkpoint=checkpoint, impl=impl)
     kind = LanguageModel if config.head.kind == "language_model" else Classifier

@@ -7,8 +7,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from headwise.config.checks import require_instance
 from headwise.config.vision import C3TRConfig
-from headwise.errors import UnsupportedError
+from headwise.errors import ConfigError, UnsupportedError
+from headwise.nn.checks import explain_refusal
 from headwise.nn.vision import TransformerStage, check_map, to_map, to_tokens
 
 NORM_MOMENTUM = 0.03  # of batch norms, as YOLOv5 sets it when it makes a model, along with an eps of 1e-3 (issue 3766)
@@ -92,6 +94,7 @@ class C3TR(nn.Module):
     @classmethod
     def from_config(cls, config: C3TRConfig, *, impl: str = "auto") -> "C3TR":
         """Build the block that a config describes."""
+        require_instance("config", config, C3TRConfig)
         return cls(**asdict(config), impl=impl)
 
     def forward(
@@ -103,11 +106,20 @@ class C3TR(nn.Module):
             feature_map: (batch, in_channels, height, width).
 
         Raises:
-            ConfigError: another number of channels.
+            ConfigError: another number of channels, a map without a place, another dtype or device than the weights'.
         """
         check_map("feature_map", feature_map, "in_channels", self.config.in_channels)
-        attended = self.m(self.cv1(feature_map))
-        output: Tensor = self.cv3(torch.cat((attended, self.cv2(feature_map)), dim=1))
+        if 0 in feature_map.shape[2:]:
+            raise ConfigError(
+                f"feature_map must have at least 1 place on each side; got {feature_map.shape[2]} by "
+                f"{feature_map.shape[3]}"
+            )
+        try:
+            attended = self.m(self.cv1(feature_map))
+            output: Tensor = self.cv3(torch.cat((attended, self.cv2(feature_map)), dim=1))
+        except RuntimeError:
+            explain_refusal(self, feature_map=feature_map)
+            raise
         return output
 
 

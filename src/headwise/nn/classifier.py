@@ -6,10 +6,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from headwise.config.checks import require_instance
 from headwise.config.head import OutputHead
 from headwise.config.model import ModelConfig
 from headwise.errors import ConfigError, UnsupportedError
 from headwise.masks.data import KeyPadding
+from headwise.nn.checks import require_ids
 from headwise.nn.transformer import Transformer
 
 
@@ -54,13 +56,19 @@ class Classifier(nn.Module):
 
         Args:
             ids: (batch, seq_len) token ids, padded after the text.
-            lengths: (batch,) number of real tokens of each text. Default: all. A text of none has the pooled state 0.
+            lengths: (batch,) number of real tokens of each text, at most seq_len. Default: all. A text of none has the
+                pooled state 0.
             positions: as of `Transformer`.
+
+        Raises:
+            ConfigError: as `Transformer`; lengths that `KeyPadding` refuses.
 
         Returns:
             (batch, num_outputs), or (batch, seq_len, num_outputs) where the head reads every token.
         """
-        hidden = self.body(ids, mask=None if lengths is None else KeyPadding(lengths), positions=positions)
+        require_ids("ids", ids)
+        mask = None if lengths is None else KeyPadding(lengths, padded_len=ids.shape[1])
+        hidden = self.body(ids, mask=mask, positions=positions)
         if not self.head.per_token:
             hidden = _mean(hidden, lengths)
         scores: Tensor = self.projection(self.dropout(hidden))
@@ -70,13 +78,14 @@ class Classifier(nn.Module):
 def _mean(hidden: Tensor, lengths: Tensor | None) -> Tensor:
     """Return the mean state of each text's real tokens."""
     if lengths is None:
-        return hidden.mean(1)
+        return hidden.sum(1) / max(hidden.shape[1], 1)
     is_real = torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None]
     total = hidden.masked_fill(~is_real.unsqueeze(-1), 0.0).sum(1)
-    return total / lengths.clamp(min=1)[:, None]
+    return total / is_real.sum(1, keepdim=True).clamp(min=1)
 
 
 def _require_head(config: ModelConfig) -> OutputHead:
+    require_instance("config", config, ModelConfig)
     head = config.head
     if head is None or head.kind != "classifier":
         raise ConfigError(f"a classifier needs a head of kind 'classifier'; got {head}")

@@ -7,10 +7,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from headwise.config.checks import require_instance
 from headwise.config.head import OutputHead
 from headwise.config.model import ModelConfig
 from headwise.errors import ConfigError, UnsupportedError
 from headwise.masks.patterns import Mask
+from headwise.nn.checks import explain_ids, require_ids
 from headwise.nn.transformer import INITIAL_DEVIATION, Transformer
 
 IGNORED = -100  # a label that counts for nothing, as in torch's cross-entropy
@@ -84,11 +86,32 @@ class LanguageModel(nn.Module):
         Args:
             ids, mask, positions: as of `Transformer`.
             labels: (batch, seq_len) the tokens to foretell, each at its own place, as `ids`; -100 counts for nothing
-                (padding, another document's first token). Default: `ids`.
+                (padding, another document's first token). Default: `ids`. Where none counts the mean is NaN, as of
+                torch's cross-entropy.
+
+        Raises:
+            ConfigError: as `Transformer`; texts of less than two tokens, in which nothing is foretold; labels that are
+                not like `ids`, or none of the vocabulary's, wherever numbers can be looked at.
         """
         labels = ids if labels is None else labels
+        require_ids("ids", ids)
+        require_ids("labels", labels)
+        if ids.shape[1] < 2:
+            raise ConfigError(
+                f"ids must hold at least 2 tokens a text, of which the last is foretold; got {ids.shape[1]}"
+            )
+        if labels.shape != ids.shape or labels.device != ids.device:
+            raise ConfigError(
+                f"labels must have the shape and device of ids, {tuple(ids.shape)} on {ids.device}; "
+                f"got {tuple(labels.shape)} on {labels.device}"
+            )
         logits = self(ids, mask=mask, positions=positions)[:, :-1]
-        return functional.cross_entropy(logits.flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=IGNORED)
+        targets = labels[:, 1:].flatten().long()
+        try:
+            return functional.cross_entropy(logits.flatten(0, 1).float(), targets, ignore_index=IGNORED)
+        except IndexError:
+            explain_ids("labels", targets[targets != IGNORED], self.config.vocab_size)
+            raise
 
     @torch.no_grad()
     def score(
@@ -106,10 +129,11 @@ class LanguageModel(nn.Module):
             ids, mask, positions: as of `Transformer`.
         """
         log_probs = self(ids, mask=mask, positions=positions)[:, :-1].float().log_softmax(-1)
-        return torch.gather(log_probs, -1, ids[:, 1:].unsqueeze(-1)).squeeze(-1)
+        return torch.gather(log_probs, -1, ids[:, 1:].long().unsqueeze(-1)).squeeze(-1)
 
 
 def _require_head(config: ModelConfig) -> OutputHead:
+    require_instance("config", config, ModelConfig)
     head = config.head
     if head is None or head.kind != "language_model":
         raise ConfigError(f"a language model needs a head of kind 'language_model'; got {head}")

@@ -10,13 +10,16 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from headwise.config.attention import ALiBi, AttentionConfig, Rotary, T5Bias
+from headwise.config.checks import require_flag, require_instance
 from headwise.errors import ConfigError, UnsupportedError
 from headwise.masks.patterns import Full, Mask
+from headwise.nn.checks import explain_refusal, require_tokens
 from headwise.nn.projection import FusedProjection, make_projection, merge_heads, split_heads
 from headwise.ops.attention import attention
 from headwise.ops.obstacles import require_impl
 from headwise.ops.results import AttentionOutput
 from headwise.positions.bias import ALiBiBias, T5RelativeBias
+from headwise.positions.checks import require_positions
 from headwise.positions.rotary import RotaryPositions
 
 # What a layer on paper may have and this module has not, each with the value that means: none.
@@ -107,6 +110,7 @@ class MultiHeadAttention(nn.Module):
             sink=sink,
             dropout_p=dropout_p,
         )
+        require_flag("fused_qkv", fused_qkv)
         require_impl(impl)
         self.impl = impl
         self.recomputes = False
@@ -136,8 +140,10 @@ class MultiHeadAttention(nn.Module):
         """Build the layer that a config describes.
 
         Raises:
+            ConfigError: another description than an `AttentionConfig`.
             UnsupportedError: the config has a part that this layer has not (a gate, shared keys, norms over all heads).
         """
+        require_instance("config", config, AttentionConfig)
         for name, absent in _NOT_BUILT_HERE.items():
             if getattr(config, name) != absent:
                 raise UnsupportedError(
@@ -168,15 +174,17 @@ class MultiHeadAttention(nn.Module):
             value: (batch, key_len, value_dim) tokens to gather from. Default: `key`.
             mask: which keys a query may read, beyond what the layer's own mask allows.
             positions: (query_len,) or (batch, query_len) position of each token, for a layer with positions. Default:
-                0, 1, 2, ...
+                0, 1, 2, ... Rotary rules that read a text's length (dynamic NTK, LongRoPE) take it to be the largest
+                position of the row, plus 1: give padding position 0, and let no other text share a row with one that is
+                longer than the rule's original length.
 
         Returns:
             (batch, query_len, embed_dim).
 
         Raises:
-            ConfigError: a width that the layer was not built for, a mask that is no Mask, positions without a
-                use or not one whole number a token.
-            UnsupportedError: positions in cross-attention.
+            ConfigError: a shape that does not fit, another dtype or device than the weights', a mask that is no Mask
+                or is made for another batch, positions without a use or not one whole number a token.
+            UnsupportedError: a layer with positions in cross-attention; nested or sparse tensors.
         """
         return self.attend(query, key, value, mask=mask, positions=positions).output
 
@@ -207,7 +215,11 @@ class MultiHeadAttention(nn.Module):
         value = key if value is None else value
         self._check(query, key, value, positions, is_self_attention)
 
-        q, k, v = self._project(query, key, value)
+        try:
+            q, k, v = self._project(query, key, value)
+        except RuntimeError:
+            explain_refusal(self, query=query, key=key, value=value)
+            raise
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rotary is not None:
@@ -252,15 +264,18 @@ class MultiHeadAttention(nn.Module):
         self, query: Tensor, key: Tensor, value: Tensor, positions: Tensor | None, is_self_attention: bool
     ) -> None:
         config = self.config
-        for name, tokens, width_name in (
-            ("query", query, "embed_dim"),
-            ("key", key, "key_dim"),
-            ("value", value, "value_dim"),
-        ):
-            width = getattr(config, width_name)
-            if tokens.dim() != 3 or tokens.shape[-1] != width:
+        require_tokens("query", query, "embed_dim", config.embed_dim)
+        batch_size, query_len, _ = query.shape
+        if key is not query or config.key_dim != config.embed_dim:
+            require_tokens("key", key, "key_dim", config.key_dim)
+            if key.shape[0] != batch_size:
+                raise ConfigError(f"key must have the batch size of the query, {batch_size}; got {key.shape[0]}")
+        if value is not key or config.value_dim != config.key_dim:
+            require_tokens("value", value, "value_dim", config.value_dim)
+            if value.shape[:2] != key.shape[:2]:
                 raise ConfigError(
-                    f"{name} must have shape (batch, seq_len, {width_name} = {width}); got {tuple(tokens.shape)}"
+                    f"value must have the batch size and length of the key, {tuple(key.shape[:2])}; "
+                    f"got {tuple(value.shape[:2])}"
                 )
         if config.position is None and positions is not None:
             raise ConfigError(
@@ -272,6 +287,8 @@ class MultiHeadAttention(nn.Module):
                 "a layer with positions must attend within one text, since they encode distances there; got a key of "
                 "its own; leave key and value out, or build the layer with position=None"
             )
+        if positions is not None:
+            require_positions(positions, query, batch_size=batch_size, seq_len=query_len)
 
 
 def _make_bias(position: object, num_heads: int) -> ALiBiBias | T5RelativeBias | None:

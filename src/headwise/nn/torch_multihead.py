@@ -1,13 +1,17 @@
 """TorchMultiheadAttention: `torch.nn.MultiheadAttention` by its own names, with one meaning in every mode."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
 from headwise.config.attention import AttentionConfig
-from headwise.errors import ConfigError, UnsupportedError
+from headwise.config.checks import require_flag, shown
+from headwise.errors import ConfigError
 from headwise.masks.conventions import Converted, mask_from_torch
+from headwise.nn.checks import explain_refusal, require_plain
 from headwise.nn.projection import merge_heads, split_heads
 from headwise.ops.attention import attention
 
@@ -41,7 +45,8 @@ class TorchMultiheadAttention(nn.MultiheadAttention):
         device, dtype: of the parameters.
 
     Raises:
-        ConfigError: a size or probability out of range, heads that do not divide the width.
+        ConfigError: a size or probability out of range, heads that do not divide the width, a flag that is neither True
+            nor False, another dtype than a floating-point one.
 
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.2.
     """
@@ -68,6 +73,11 @@ class TorchMultiheadAttention(nn.MultiheadAttention):
             projection_bias=bias,
             dropout_p=dropout,
         )
+        flags = {"add_bias_kv": add_bias_kv, "add_zero_attn": add_zero_attn, "batch_first": batch_first}
+        for name, flag in flags.items():
+            require_flag(name, flag)
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise ConfigError(f"dtype must be a floating-point dtype of torch, or None; got {shown(dtype)}")
         super().__init__(
             embed_dim,
             num_heads,
@@ -120,13 +130,18 @@ class TorchMultiheadAttention(nn.MultiheadAttention):
             (batch, num_heads, query_len, keys), or None. Added keys are the last of `keys`.
 
         Raises:
-            ConfigError: a width, batch size, length or mask that does not fit, a causal call with another number of
-                queries than keys, a mask that `headwise.mask_from_torch` refuses.
-            UnsupportedError: nested tensors.
+            ConfigError: a width, batch size, length or mask that does not fit, another dtype or device than the
+                weights', a causal call with another number of queries than keys, a mask that `headwise.mask_from_torch`
+                refuses.
+            UnsupportedError: nested or sparse tensors.
         """
         self._check(query, key, value, key_padding_mask, attn_mask, is_causal)
         is_batched = query.dim() == 3
-        tokens = self._project(query, key, value)
+        try:
+            tokens = self._project(query, key, value)
+        except RuntimeError:
+            explain_refusal(self, query=query, key=key, value=value)
+            raise
         if not is_batched:
             tokens = tuple(each.unsqueeze(0) for each in tokens)
         elif not self.batch_first:
@@ -217,11 +232,8 @@ class TorchMultiheadAttention(nn.MultiheadAttention):
         is_causal: bool,
     ) -> None:
         named = {"query": (query, self.embed_dim), "key": (key, self.kdim), "value": (value, self.vdim)}
-        if any(tokens.is_nested for tokens, _ in named.values()):
-            raise UnsupportedError(
-                "query, key and value must be plain tensors; got a nested one (torch's nn.TransformerEncoder makes it "
-                "unless it is built with enable_nested_tensor=False)"
-            )
+        for name, (tokens, _) in named.items():
+            require_plain(name, tokens)
         layout = "batch, seq_len" if self.batch_first else "seq_len, batch"
         for name, (tokens, width) in named.items():
             if query.dim() not in (2, 3) or tokens.dim() != query.dim() or tokens.shape[-1] != width:
@@ -249,6 +261,17 @@ class TorchMultiheadAttention(nn.MultiheadAttention):
             ("key_padding_mask", key_padding_mask, paddings),
             ("attn_mask", attn_mask, pairs),
         ):
-            if mask is not None and tuple(mask.shape) not in shapes:
-                expected = " or ".join(map(str, shapes))
-                raise ConfigError(f"{name} must have shape {expected}; got {tuple(mask.shape)}")
+            if mask is not None:
+                _require_mask(name, mask, shapes)
+
+
+def _require_mask(name: str, mask: object, shapes: Sequence[tuple[int, ...]]) -> None:
+    """Raise ConfigError unless a mask is a tensor of one of the shapes."""
+    if not isinstance(mask, Tensor):
+        raise ConfigError(
+            f"{name} must be a tensor, True = drop or floats to add; got {shown(mask)} (masks of headwise are for "
+            "headwise.MultiHeadAttention)"
+        )
+    if tuple(mask.shape) not in shapes:
+        expected = " or ".join(map(str, shapes))
+        raise ConfigError(f"{name} must have shape {expected}; got {tuple(mask.shape)}")

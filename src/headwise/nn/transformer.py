@@ -7,11 +7,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from headwise.config.attention import AttentionConfig
+from headwise.config.checks import require_instance
 from headwise.config.model import ModelConfig
 from headwise.errors import ConfigError, UnsupportedError
 from headwise.masks.patterns import Mask
 from headwise.nn.block import Block
+from headwise.nn.checks import explain_device, explain_ids, require_ids
 from headwise.positions.absolute import LearnedPositions
+from headwise.positions.checks import require_positions
 
 # What a model on paper may have and this module has not, each with the value that means: none.
 _NOT_BUILT_HERE = {"num_token_types": 0, "embedding_norm": False, "pooler": False, "encoder": None, "patches": None}
@@ -31,7 +34,7 @@ class Transformer(nn.Module):
         impl: which implementation computes the attentions.
 
     Raises:
-        ConfigError: another `checkpoint`.
+        ConfigError: another description than a `ModelConfig`, another `checkpoint`.
         UnsupportedError: the model has a part that is not built here.
 
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3; Radford et al. 2019 for the last norm.
@@ -45,6 +48,7 @@ class Transformer(nn.Module):
         impl: str = "auto",
     ):
         super().__init__()
+        require_instance("config", config, ModelConfig)
         for name, absent in _NOT_BUILT_HERE.items():
             if getattr(config, name) != absent:
                 raise UnsupportedError(
@@ -76,9 +80,14 @@ class Transformer(nn.Module):
                 read by the position table and by attentions with positions. Default: 0, 1, 2, ...
 
         Raises:
-            ConfigError: a position beyond the table; positions that nothing reads.
+            ConfigError: ids are not one whole number a token, or not on the device of the table; an id or a position
+                beyond its table, wherever numbers can be looked at; positions that nothing reads, or not one whole
+                number a token.
         """
-        x = self.token_table(ids)
+        require_ids("ids", ids)
+        if positions is not None:
+            require_positions(positions, ids, batch_size=ids.shape[0], seq_len=ids.shape[1])
+        x = self._look_up(ids)
         if self.positions is not None:
             places = torch.arange(ids.shape[1], device=ids.device) if positions is None else positions
             x = x + self.positions(places)
@@ -91,6 +100,19 @@ class Transformer(nn.Module):
             x = block(x, mask=mask, positions=positions if reads else None)
         hidden: Tensor = x if self.norm is None else self.norm(x)
         return hidden
+
+    def _look_up(self, ids: Tensor) -> Tensor:
+        """Return the vector of each token."""
+        ids = ids.long()  # torch's table reads no narrower dtype than int32
+        try:
+            vectors: Tensor = self.token_table(ids)
+        except IndexError:
+            explain_ids("ids", ids, self.config.vocab_size)
+            raise
+        except RuntimeError:
+            explain_device("ids", ids, self.token_table.weight)
+            raise
+        return vectors
 
     @property
     def _has_positions(self) -> list[bool]:

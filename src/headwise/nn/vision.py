@@ -6,10 +6,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from headwise.config.block import BlockConfig
+from headwise.config.block import MAX_LAYERS, BlockConfig
+from headwise.config.checks import require_instance, require_size, shown
 from headwise.config.vision import PatchEncoderConfig
 from headwise.errors import ConfigError
 from headwise.nn.block import Block
+from headwise.nn.checks import explain_refusal
 from headwise.positions.absolute import SinusoidalPositions
 from headwise.positions.grid import grid_positions
 
@@ -72,6 +74,7 @@ class PatchEncoder(nn.Module):
     @classmethod
     def from_config(cls, config: PatchEncoderConfig, *, impl: str = "auto") -> "PatchEncoder":
         """Build the encoder that a config describes."""
+        require_instance("config", config, PatchEncoderConfig)
         return cls(**asdict(config), impl=impl)
 
     def forward(
@@ -86,7 +89,8 @@ class PatchEncoder(nn.Module):
             (batch, embed_dim, height // patch_size, width // patch_size), one place a patch.
 
         Raises:
-            ConfigError: another number of channels, or an image that is smaller than a patch.
+            ConfigError: another number of channels, another dtype or device than the weights', or an image that is
+                smaller than a patch.
         """
         check_map("image", image, "num_channels", self.config.num_channels)
         if min(image.shape[2:]) < self.config.patch_size:
@@ -94,7 +98,11 @@ class PatchEncoder(nn.Module):
                 f"image must have at least patch_size = {self.config.patch_size} pixels on each side; "
                 f"got {image.shape[2]} by {image.shape[3]}"
             )
-        output: Tensor = self.stage(self.patch_proj(image))
+        try:
+            output: Tensor = self.stage(self.patch_proj(image))
+        except RuntimeError:
+            explain_refusal(self, image=image)
+            raise
         return output
 
 
@@ -109,6 +117,7 @@ class TransformerStage(nn.Module):
         impl: which implementation of `attention` computes it.
 
     Raises:
+        ConfigError: `num_layers` is out of range.
         UnsupportedError: a block that is not built here, or an unknown `impl`.
 
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3; the last norm: Xiong et al. 2020, section 3.
@@ -116,6 +125,7 @@ class TransformerStage(nn.Module):
 
     def __init__(self, block: BlockConfig, num_layers: int, *, impl: str = "auto"):
         super().__init__()
+        require_size("num_layers", num_layers, maximum=MAX_LAYERS)
         self.blocks = nn.ModuleList(Block(block, impl=impl) for _ in range(num_layers))
         self.final_norm = nn.LayerNorm(block.attention.embed_dim, eps=block.norm_eps)
 
@@ -153,6 +163,7 @@ def grid_sinusoids(
 
     Source: Vaswani et al. 2017, section 3.5, for each axis, as in Beyer et al. 2022.
     """
+    require_size("embed_dim", embed_dim)
     if embed_dim % 4:
         raise ConfigError(f"embed_dim must be a multiple of 4 for positions on a grid; got {embed_dim}")
     encode = SinusoidalPositions(embed_dim // 2)
@@ -180,6 +191,8 @@ def to_map(
 
 def check_map(name: str, feature_map: Tensor, width_name: str, width: int) -> None:
     """Raise ConfigError unless a tensor is a batch of maps with the channels that a module was built for."""
+    if not isinstance(feature_map, Tensor):
+        raise ConfigError(f"{name} must be a tensor; got {shown(feature_map)}")
     if feature_map.dim() != 4 or feature_map.shape[1] != width:
         raise ConfigError(
             f"{name} must have shape (batch, {width_name} = {width}, height, width); got {tuple(feature_map.shape)}"

@@ -5,8 +5,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from headwise.config.checks import require_positive, require_size
+from headwise.config.checks import require_positive, require_size, shown
 from headwise.errors import ConfigError
+from headwise.positions.checks import require_whole
 
 
 class SinusoidalPositions(nn.Module):
@@ -45,7 +46,13 @@ class SinusoidalPositions(nn.Module):
         Args:
             positions: position of each token, any whole numbers.
             dtype: of the vectors; that of the tokens, so that the sum keeps it.
+
+        Raises:
+            ConfigError: positions are no whole numbers; another dtype than a floating-point one.
         """
+        require_whole("positions", positions)
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise ConfigError(f"dtype must be a floating-point dtype of torch; got {shown(dtype)}")
         places = torch.arange(0, self.embed_dim, 2, dtype=torch.float64, device=positions.device) / self.embed_dim
         angles = positions.unsqueeze(-1) * self.theta**-places
         return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2).to(dtype)
@@ -94,10 +101,17 @@ class LearnedPositions(nn.Module):
             positions: position of each token, from 0 to `max_positions - 1`.
 
         Raises:
-            ConfigError: a position that has no row. The numbers are looked at, which waits for the device; where there
-                are none to look at, in a trace or a compiled graph, it is left to torch's indexing to refuse them.
+            ConfigError: positions are no whole numbers, on another device than the table, or without a row. The
+                numbers are looked at, which waits for the device; where there are none to look at, in a trace or a
+                compiled graph, it is left to torch's indexing to refuse them.
         """
-        if positions.numel() and not isinstance(positions, FakeTensor) and not torch.compiler.is_compiling():
+        require_whole("positions", positions)
+        if positions.device != self.table.device:
+            raise ConfigError(
+                f"positions must be on the device of the table, {self.table.device}; got {positions.device}"
+            )
+        positions = positions.long()
+        if positions.numel() and _has_numbers(positions):
             smallest, largest = (int(end) for end in torch.aminmax(positions))
             if smallest < 0:
                 raise ConfigError(
@@ -149,3 +163,8 @@ class LearnedPositions(nn.Module):
     def extra_repr(self) -> str:
         """Show the sizes in the module's print."""
         return f"max_positions={self.max_positions}, embed_dim={self.embed_dim}"
+
+
+def _has_numbers(positions: Tensor) -> bool:
+    is_plain = not isinstance(positions, FakeTensor) and positions.device.type != "meta"
+    return is_plain and not torch.compiler.is_compiling()

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from headwise.config.checks import require_size
+from headwise.config.checks import require_instance, require_size
 from headwise.config.position import T5Bias
 from headwise.errors import ConfigError
 
@@ -53,7 +53,7 @@ class ALiBiBias(nn.Module):
             query_position: position of the query.
             key_position: position of the key.
         """
-        distance = (query_position - key_position).abs().float()
+        distance = (query_position.long() - key_position.long()).abs().float()  # narrow dtypes would wrap around
         return -alibi_slopes(head, self.num_heads) * distance
 
     def extra_repr(self) -> str:
@@ -104,6 +104,7 @@ class T5RelativeBias(nn.Module):
 
     def __init__(self, config: T5Bias, num_heads: int):
         super().__init__()
+        require_instance("config", config, T5Bias)
         require_size("num_heads", num_heads)
         sides = 2 if config.is_bidirectional else 1
         if config.num_buckets < 2 * sides or config.max_distance <= config.num_buckets // sides // 2:
@@ -137,7 +138,7 @@ class T5RelativeBias(nn.Module):
             key_position: position of the key.
             table: the module's table, or what stands in for it.
         """
-        buckets = t5_buckets(key_position - query_position, self.config)
+        buckets = t5_buckets(key_position.long() - query_position.long(), self.config)  # narrow dtypes would wrap
         return table[buckets, head]
 
     def extra_repr(self) -> str:

@@ -5,7 +5,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from headwise.config.attention import Rotary
+from headwise.config.checks import require_instance, require_size
 from headwise.errors import ConfigError, UnsupportedError
+from headwise.positions.checks import described, is_whole, require_heads
 from headwise.positions.rotary import rotary_tables, rotate
 from headwise.positions.scaling import rotary_frequencies
 
@@ -30,6 +32,8 @@ class GridRotaryPositions(nn.Module):
 
     def __init__(self, config: Rotary, head_dim: int):
         super().__init__()
+        require_instance("config", config, Rotary)
+        require_size("head_dim", head_dim)
         rotary_dim = config.rotary_dim or head_dim
         if config.scaling is not None:
             raise UnsupportedError(
@@ -63,14 +67,19 @@ class GridRotaryPositions(nn.Module):
             The turned vectors, in the dtype that came.
 
         Raises:
-            ConfigError: positions are not two whole numbers a patch.
+            ConfigError: vectors are not those of heads of this size; positions are not two whole numbers a patch.
         """
+        require_heads(vectors, self.head_dim)
         batch_size, _, seq_len, _ = vectors.shape
-        is_other_kind = positions.is_floating_point() or positions.is_complex() or positions.dtype == torch.bool
-        if positions.shape not in ((seq_len, 2), (batch_size, seq_len, 2)) or is_other_kind:
+        shapes = ((seq_len, 2), (batch_size, seq_len, 2))
+        if not isinstance(positions, Tensor) or not is_whole(positions) or positions.shape not in shapes:
             raise ConfigError(
                 f"positions must hold row and column of each patch, whole numbers of shape ({seq_len}, 2) or "
-                f"({batch_size}, {seq_len}, 2); got {positions.dtype} of shape {tuple(positions.shape)}"
+                f"({batch_size}, {seq_len}, 2); got {described(positions)}"
+            )
+        if positions.device != vectors.device:
+            raise ConfigError(
+                f"positions must be on the device of the tokens, {vectors.device}; got {positions.device}"
             )
         frequencies = rotary_frequencies(self.config, self.rotary_dim // 2, positions)
         tables = (rotary_tables(places, frequencies) for places in positions.unbind(-1))
@@ -92,6 +101,12 @@ def grid_positions(
         num_rows: patches from top to bottom.
         num_columns: patches from left to right.
         device: where the numbers shall be.
+
+    Raises:
+        ConfigError: a number of patches is no whole number, or negative.
     """
+    for name, number in (("num_rows", num_rows), ("num_columns", num_columns)):
+        if not isinstance(number, torch.SymInt | Tensor):  # in a graph sizes stand for numbers
+            require_size(name, number, minimum=0)
     rows, columns = torch.arange(num_rows, device=device), torch.arange(num_columns, device=device)
     return torch.cartesian_prod(rows, columns)

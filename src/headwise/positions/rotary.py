@@ -5,7 +5,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from headwise.config.attention import Rotary
+from headwise.config.checks import require_instance, require_size
 from headwise.errors import ConfigError
+from headwise.positions.checks import described, is_whole, require_heads, require_positions
 from headwise.positions.scaling import attention_factor, require_factor_per_pair, rotary_frequencies
 
 
@@ -32,6 +34,8 @@ class RotaryPositions(nn.Module):
 
     def __init__(self, config: Rotary, head_dim: int):
         super().__init__()
+        require_instance("config", config, Rotary)
+        require_size("head_dim", head_dim)
         rotary_dim = config.rotary_dim or head_dim
         if rotary_dim % 2:
             raise ConfigError(f"head_dim must be even for rotary positions, which turn pairs; got {head_dim}")
@@ -64,14 +68,12 @@ class RotaryPositions(nn.Module):
             The turned vectors, in the dtype that came.
 
         Raises:
-            ConfigError: positions are not one whole number a token; lengths do not broadcast to them.
+            ConfigError: vectors are not those of heads of this size; positions are not one whole number a token;
+                lengths are below 1 or do not broadcast to positions. Numbers in tensors are not looked at.
         """
+        require_heads(vectors, self.head_dim)
         batch_size, _, seq_len, _ = vectors.shape
-        if positions.shape not in ((seq_len,), (batch_size, seq_len)) or not _is_whole(positions):
-            raise ConfigError(
-                f"positions must hold one whole number a token, shape ({seq_len},) or ({batch_size}, {seq_len}); "
-                f"got {positions.dtype} of shape {tuple(positions.shape)}"
-            )
+        require_positions(positions, vectors, batch_size=batch_size, seq_len=seq_len)
         lengths = self._lengths(positions, text_len) if self.config.reads_length else positions
         frequencies = rotary_frequencies(self.config, self.rotary_dim, lengths)
         cos, sin = rotary_tables(positions, frequencies, attention_factor(self.config))
@@ -84,16 +86,17 @@ class RotaryPositions(nn.Module):
         if text_len is None:
             if not positions.shape[-1]:
                 return positions
-            return positions.amax(-1, keepdim=True) + 1
-        if isinstance(text_len, int):
-            return torch.full_like(positions[..., :1], text_len)
+            return positions.long().amax(-1, keepdim=True) + 1
+        if not isinstance(text_len, Tensor):
+            require_size("text_len", text_len)
+            return torch.full_like(positions[..., :1], text_len, dtype=torch.int64)
         fits = text_len.dim() == positions.dim() and all(
             mine in (1, theirs) for mine, theirs in zip(text_len.shape, positions.shape, strict=True)
         )
-        if not fits or not _is_whole(text_len):
+        if not fits or not is_whole(text_len):
             raise ConfigError(
                 f"text_len must be a whole number, or whole numbers with 1 or the size of positions, "
-                f"{tuple(positions.shape)}, along each axis; got {text_len.dtype} of shape {tuple(text_len.shape)}"
+                f"{tuple(positions.shape)}, along each axis; got {described(text_len)}"
             )
         return text_len.to(positions.device)
 
@@ -145,7 +148,3 @@ def rotate(
     cos, sin = cos.to(dtype), sin.to(dtype)
     turned = torch.stack((first * cos - second * sin, first * sin + second * cos), dim=axis)
     return turned.flatten(-2).to(vectors.dtype)
-
-
-def _is_whole(numbers: Tensor) -> bool:
-    return not (numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool)
