@@ -12,11 +12,13 @@ from headwise.masks.data import KeyPadding
 from headwise.masks.patterns import Causal, Full, Mask, SlidingWindow
 from headwise.masks.sparse import Dilated, GlobalTokens, LocalWindow
 from headwise.masks.tables import Documents
+from headwise.ops import decode
 
-IMPLS = ["reference", "sdpa", "blocked", "flex"]
+IMPLS = ["reference", "sdpa", "blocked", "decode", "flex"]
 CANNOT = {
     "sdpa": {"weights", "logsumexp", "softcap", "seed", "second"},
     "blocked": {"weights", "second", "vmap"},
+    "decode": {"dropout", "seed", "gradients", "second", "vmap"},
     "flex": {"weights", "dropout", "seed", "gradients", "second", "vmap"},  # here, on CPU
 }
 DTYPES = [torch.float32, torch.float64]
@@ -62,10 +64,12 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture(autouse=True, scope="module")
 def small_blocks():
-    """Cut what is visited into blocks of three tokens, and put none together in vain: these streams are short."""
+    """Cut what is visited into blocks of three tokens, and mix values in bags of three: these streams are short."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows, "BLOCK", 3)
         patch.setattr(rows, "OVERHEAD_PAIRS", 0)
+        patch.setattr(decode, "BAG", 3)
+        patch.setattr(decode, "LEAST_KEYS", 4)
         visits._plan_parts_once.cache_clear()
         yield
     visits._plan_parts_once.cache_clear()

@@ -5,11 +5,12 @@ from functools import partial
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint as run_under_checkpoint
 
+from headwise.caches.base import KVCache
 from headwise.config.attention import AttentionConfig
 from headwise.config.checks import require_choice, require_instance
 from headwise.config.model import BlockConfig, FeedForwardConfig
@@ -130,6 +131,8 @@ class Block(nn.Module):
         *,
         mask: Mask | None = None,
         positions: Int[Tensor, "batch seq_len"] | Int[Tensor, " seq_len"] | None = None,
+        cache: KVCache | None = None,
+        real_tokens: Bool[Tensor, "batch seq_len"] | None = None,
     ) -> Float[Tensor, "batch seq_len embed_dim"]:
         """Let the tokens look at each other, then think by themselves.
 
@@ -137,12 +140,14 @@ class Block(nn.Module):
             tokens: (batch, seq_len, embed_dim).
             mask: which keys a query may read, beyond what the attention's own mask allows.
             positions: (seq_len,) or (batch, seq_len), for an attention with positions.
+            cache, real_tokens: of the attention, as of `MultiHeadAttention`.
 
         Raises:
             ConfigError, UnsupportedError: as `MultiHeadAttention`.
         """
         require_tokens("tokens", tokens, "embed_dim", self.config.attention.embed_dim)
-        run = partial(self._run, mask=mask, positions=positions)
+        attend = partial(self.attention, mask=mask, positions=positions, cache=cache, real_tokens=real_tokens)
+        run = partial(self._run, attend=attend)
         try:
             if self.checkpoint == "full" and torch.is_grad_enabled():
                 return run_under_checkpoint(run, tokens, use_reentrant=False)  # type: ignore[no-any-return]
@@ -151,13 +156,13 @@ class Block(nn.Module):
             explain_refusal(self, tokens=tokens)
             raise
 
-    def _run(self, tokens: Tensor, *, mask: Mask | None, positions: Tensor | None) -> Tensor:
-        attention, feed_forward, dropout = self.attention, self.feed_forward, self.dropout
+    def _run(self, tokens: Tensor, *, attend: Callable[[Tensor], Tensor]) -> Tensor:
+        feed_forward, dropout = self.feed_forward, self.dropout
         if self.config.norm_placement == "post":
-            seen = attention(tokens, mask=mask, positions=positions)
+            seen = attend(tokens)
             tokens = self.attention_norm(tokens + dropout(seen))
             return self.feed_forward_norm(tokens + dropout(feed_forward(tokens)))  # type: ignore[no-any-return]
-        seen = attention(self.attention_norm(tokens), mask=mask, positions=positions)
+        seen = attend(self.attention_norm(tokens))
         seen = self.attention_output_norm(seen)
         if self.config.parallel:
             return tokens + dropout(seen) + dropout(feed_forward(self.feed_forward_norm(tokens)))  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""What an attention layer asks a cache: where its tokens stand, and which indices a call needs."""
+"""What an attention layer asks a cache: where its tokens stand, what they attend to, and which indices that needs."""
 
 from typing import NamedTuple
 
@@ -7,60 +7,123 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from headwise.caches.base import CacheView, KVCache
-from headwise.errors import ConfigError
+from headwise.config.checks import shown
+from headwise.config.position import Rotary
+from headwise.errors import ConfigError, UnsupportedError
 from headwise.masks.patterns import Full, Mask
 
 
-class Reading(NamedTuple):
-    """How the queries of a call read a view: arguments of `attention`."""
+class Remembered(NamedTuple):
+    """What the queries of a call attend to, and how: arguments of `attention`."""
 
+    key: Tensor
+    value: Tensor
     mask: Mask | None
-    query_index: Int[Tensor, "... query_len"] | None
-    key_index: Int[Tensor, "... key_len"] | None
+    query_index: Int[Tensor, "... query_len"] | None = None
+    key_index: Int[Tensor, "... key_len"] | None = None
+    key_positions: Int[Tensor, "batch key_len"] | None = None
 
 
-def place_tokens(
-    cache: KVCache,
+def check_cache(
+    cache: KVCache | None,
+    mask: Mask | None,
+    real_tokens: Bool[Tensor, "batch num_tokens"] | None,
+    *,
     batch_size: int,
     num_tokens: int,
-    *,
-    real_tokens: Bool[Tensor, "batch num_tokens"] | None,
-    device: torch.device,
-) -> Int[Tensor, "... num_tokens"]:
-    """Return the index that each of the coming tokens has in its row's stream, -1 for padding.
+    position: object = None,
+) -> None:
+    """Raise unless a call goes with its cache.
+
+    Args:
+        cache: of the call, or None.
+        mask: of the call, or None.
+        real_tokens: which tokens are no padding.
+        batch_size: number of rows.
+        num_tokens: tokens a row that keys are made of.
+        position: of the layer.
 
     Raises:
-        ConfigError: `real_tokens` are no bools of shape (batch, num_tokens); another number of rows than the cache has.
+        ConfigError: no cache, a mask that holds tensors, no bool a token.
+        UnsupportedError: rotary positions that depend on a text's length, which grows.
     """
+    if cache is None:
+        if real_tokens is not None:
+            raise ConfigError("real_tokens are read with a cache; without one say padding by mask=KeyPadding(lengths)")
+        return
+    if not isinstance(cache, KVCache):
+        raise ConfigError(f"cache must be a headwise cache, such as GrowingCache(); got {shown(cache)}")
+    if isinstance(position, Rotary) and position.reads_length:
+        raise UnsupportedError(
+            "scaling must not depend on the length of a text (dynamic NTK, LongRoPE) beside a cache, since keys that "
+            f"were turned for one length are of no use at another; got {position.scaling}"
+        )
+    if mask is not None and not mask.is_structural:
+        raise ConfigError(
+            f"mask must hold no tensors beside a cache, which keeps no padding; got {mask!r} (say padding by "
+            "real_tokens)"
+        )
     if real_tokens is not None and (
         not isinstance(real_tokens, Tensor)
         or real_tokens.dtype != torch.bool
         or real_tokens.shape != (batch_size, num_tokens)
     ):
-        kind = f"{real_tokens.dtype} of shape {tuple(real_tokens.shape)}" if isinstance(real_tokens, Tensor) else None
-        raise ConfigError(
-            f"real_tokens must hold a bool for each token, shape ({batch_size}, {num_tokens}); "
-            f"got {kind or type(real_tokens).__name__}"
-        )
-    return cache.next_index(batch_size, num_tokens, real_tokens=real_tokens, device=device)
+        is_tensor = isinstance(real_tokens, Tensor)
+        got = f"{real_tokens.dtype} of shape {tuple(real_tokens.shape)}" if is_tensor else shown(real_tokens)
+        raise ConfigError(f"real_tokens must hold a bool for each token, shape ({batch_size}, {num_tokens}); got {got}")
 
 
-def read_view(view: CacheView, mask: Mask, index: Int[Tensor, "... query_len"]) -> Reading:
-    """Return the mask and the indices by which queries of these indices read a view.
+def remember(
+    cache: KVCache,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Mask,
+    index: Int[Tensor, "... query_len"],
+    positions: Int[Tensor, "... query_len"] | None = None,
+    real_tokens: Bool[Tensor, "batch query_len"] | None = None,
+    reads_places: bool = False,
+) -> Remembered:
+    """Give the tokens of a text to its cache, and return what their queries attend to.
+
+    Args:
+        cache: of the layer.
+        key, value: (B, K, T, D) and (B, K, T, V) of the tokens.
+        mask: the layer's and the call's.
+        index: of each token, as `cache.next_index` says.
+        positions: of each token, for a bias that reads them.
+        real_tokens: which tokens are no padding.
+        reads_places: whether a bias reads indices or positions.
+    """
+    view = cache.update(key, value, real_tokens=real_tokens, positions=positions)
+    return _read(view, mask, index, reads_places=reads_places)
+
+
+def _read(view: CacheView, mask: Mask, index: Tensor, *, reads_places: bool) -> Remembered:
+    """Return how queries of these indices read a view.
 
     Where keys stand in order behind each other up to the last query, and the mask looks at distances alone, no indices
     are needed: by default `attention` puts the queries at the end of the keys. A single query that its mask lets see
     all of a full ring needs no mask.
     """
     is_row = index.ndim == 1
+    found = Remembered(view.keys, view.values, mask, key_positions=view.key_positions)
     if is_row and view.key_index is None and (view.first_index == 0 or mask.looks_at_distance_alone):
-        return Reading(mask, None, None)
-    if is_row and index.shape[0] == 1 and view.reach is not None and _sees_all(mask, view.reach):
-        return Reading(None, None, None)
+        return found
+    if is_row and index.shape[0] == 1 and not reads_places and view.reach is not None and _sees_all(mask, view.reach):
+        return found._replace(mask=None)
     key_index = view.key_index
     if key_index is None:
         key_index = torch.arange(view.first_index, view.first_index + view.keys.shape[2], device=index.device)
-    return Reading(mask, index, key_index)
+    return found._replace(query_index=index, key_index=key_index)
+
+
+def remember_source(
+    cache: KVCache, key: Tensor | None, value: Tensor | None, *, mask: Mask, real_tokens: Tensor | None
+) -> Remembered:
+    """Give the tokens of a source text to its cache, or None if it has them, and return what queries attend to."""
+    view = cache.view() if key is None or value is None else cache.update(key, value, real_tokens=real_tokens)
+    return Remembered(view.keys, view.values, mask, key_index=view.key_index)
 
 
 def _sees_all(mask: Mask, reach: int) -> bool:

@@ -3,10 +3,11 @@
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from headwise.caches.model import ModelCache
 from headwise.config.checks import require_instance
 from headwise.config.head import OutputHead
 from headwise.config.model import ModelConfig
@@ -61,13 +62,23 @@ class LanguageModel(nn.Module):
         *,
         mask: Mask | None = None,
         positions: Int[Tensor, "batch seq_len"] | Int[Tensor, " seq_len"] | None = None,
+        cache: ModelCache | None = None,
+        real_tokens: Bool[Tensor, "batch seq_len"] | None = None,
     ) -> Float[Tensor, "batch seq_len vocab_size"]:
         """Return the score of each token of the vocabulary at each place: of the next one, where masks are causal.
 
         Args:
-            ids, mask, positions: as of `Transformer`.
+            ids, mask, positions, cache, real_tokens: as of `Transformer`.
         """
-        hidden = self.body(ids, mask=mask, positions=positions)
+        hidden = self.body(ids, mask=mask, positions=positions, cache=cache, real_tokens=real_tokens)
+        return self.project(hidden)
+
+    def make_cache(self, *, spare: int = 0) -> ModelCache:
+        """Return an empty cache for this model, as of `Transformer.make_cache`."""
+        return self.body.make_cache(spare=spare)
+
+    def project(self, hidden: Float[Tensor, "*batch embed_dim"]) -> Float[Tensor, "*batch vocab_size"]:
+        """Return the scores of the vocabulary for last hidden states."""
         weight = self.body.token_table.weight if self.projection is None else self.projection.weight
         logits = functional.linear(hidden, weight, None if self.projection is None else self.projection.bias)
         cap = self.head.softcap

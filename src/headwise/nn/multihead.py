@@ -5,20 +5,22 @@ from functools import partial
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from headwise.caches.base import KVCache
 from headwise.config.attention import ALiBi, AttentionConfig, Rotary, T5Bias
 from headwise.config.checks import require_flag, require_instance
 from headwise.errors import ConfigError, UnsupportedError
 from headwise.masks.patterns import Full, Mask
+from headwise.nn.cached import Remembered, check_cache, remember, remember_source
 from headwise.nn.checks import explain_refusal, require_tokens
 from headwise.nn.projection import FusedProjection, make_projection, merge_heads, split_heads
 from headwise.ops.attention import attention
 from headwise.ops.obstacles import require_impl
 from headwise.ops.results import AttentionOutput
-from headwise.positions.bias import ALiBiBias, T5RelativeBias
+from headwise.positions.bias import make_relative_bias
 from headwise.positions.checks import require_positions
 from headwise.positions.rotary import RotaryPositions
 
@@ -131,7 +133,7 @@ class MultiHeadAttention(nn.Module):
         self.k_norm = nn.RMSNorm(config.head_dim, eps=config.qk_norm_eps) if qk_norm else None
         self.sink = nn.Parameter(torch.zeros(num_heads)) if sink else None
         self.rotary = RotaryPositions(position, config.head_dim) if isinstance(position, Rotary) else None
-        self.relative_bias = _make_bias(position, num_heads)
+        self.relative_bias = make_relative_bias(position, num_heads)
 
     @classmethod
     def from_config(
@@ -165,6 +167,8 @@ class MultiHeadAttention(nn.Module):
         *,
         mask: Mask | None = None,
         positions: Int[Tensor, "batch query_len"] | Int[Tensor, " query_len"] | None = None,
+        cache: KVCache | None = None,
+        real_tokens: Bool[Tensor, "batch num_tokens"] | None = None,
     ) -> Float[Tensor, "batch query_len embed_dim"]:
         """Let each token of `query` gather what it needs from the tokens of `key` and `value`.
 
@@ -174,9 +178,13 @@ class MultiHeadAttention(nn.Module):
             value: (batch, key_len, value_dim) tokens to gather from. Default: `key`.
             mask: which keys a query may read, beyond what the layer's own mask allows.
             positions: (query_len,) or (batch, query_len) position of each token, for a layer with positions. Default:
-                0, 1, 2, ... Rotary rules that read a text's length (dynamic NTK, LongRoPE) take it to be the largest
-                position of the row, plus 1: give padding position 0, and let no other text share a row with one that is
-                longer than the rule's original length.
+                0, 1, 2, ..., with a cache the tokens' places in their rows' streams. Rotary rules that read a text's
+                length (dynamic NTK, LongRoPE) take it to be the largest position of the row, plus 1: give padding
+                position 0, and let no other text share a row with one that is longer than the rule's original length.
+            cache: what holds the keys and values of earlier tokens and takes those of this call, under `torch.no_grad`.
+                With a `key` of its own it holds that source text: the first call projects it, later ones only read.
+            real_tokens: (batch, key_len) which tokens that keys are made of are no padding, with a cache, which keeps
+                none of it. Default: all.
 
         Returns:
             (batch, query_len, embed_dim).
@@ -186,7 +194,9 @@ class MultiHeadAttention(nn.Module):
                 or is made for another batch, positions without a use or not one whole number a token.
             UnsupportedError: a layer with positions in cross-attention; nested or sparse tensors.
         """
-        return self.attend(query, key, value, mask=mask, positions=positions).output
+        return self.attend(
+            query, key, value, mask=mask, positions=positions, cache=cache, real_tokens=real_tokens
+        ).output
 
     def attend(
         self,
@@ -196,13 +206,15 @@ class MultiHeadAttention(nn.Module):
         *,
         mask: Mask | None = None,
         positions: Int[Tensor, "batch query_len"] | Int[Tensor, " query_len"] | None = None,
+        cache: KVCache | None = None,
+        real_tokens: Bool[Tensor, "batch num_tokens"] | None = None,
         return_weights: bool = False,
         return_logsumexp: bool = False,
     ) -> AttentionOutput:
         """Do what `forward` does and return what the heads saw, too.
 
         Args:
-            query, key, value, mask, positions: as of `forward`.
+            query, key, value, mask, positions, cache, real_tokens: as of `forward`.
             return_weights: whether to return the weights of each head, before dropout.
             return_logsumexp: whether to return the logarithm of each softmax's sum.
 
@@ -215,25 +227,57 @@ class MultiHeadAttention(nn.Module):
         value = key if value is None else value
         self._check(query, key, value, positions, is_self_attention)
 
+        check_cache(
+            cache,
+            mask,
+            real_tokens,
+            batch_size=key.shape[0],
+            num_tokens=key.shape[1],
+            position=self.config.position,
+        )
+
+        has_source = cache is not None and not is_self_attention and bool(cache.lengths)
         try:
-            q, k, v = self._project(query, key, value)
+            q, k, v = self._project(query, key, value, has_source=has_source)
         except RuntimeError:
             explain_refusal(self, query=query, key=key, value=value)
             raise
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+            q, k = self.q_norm(q), k if has_source else self.k_norm(k)
+        index = None
+        if cache is not None and is_self_attention:
+            index = cache.next_index(*query.shape[:2], real_tokens=real_tokens, device=query.device)
         if self.rotary is not None:
-            if positions is None:
-                positions = torch.arange(query.shape[1], device=query.device)
-            q, k = self.rotary(q, positions), self.rotary(k, positions)
+            places = positions
+            if places is None:
+                places = torch.arange(query.shape[1], device=query.device) if index is None else index
+            q, k = self.rotary(q, places), self.rotary(k, places)
 
         bias_positions = None if self.relative_bias is None else positions
+        own_mask = self.config.mask if mask is None else self.config.mask & mask
+        found = Remembered(k, v, own_mask, key_positions=bias_positions)
+        if cache is not None and index is None:
+            sources = (None, None) if has_source else (k, v)
+            found = remember_source(cache, *sources, mask=own_mask, real_tokens=real_tokens)
+        elif cache is not None and index is not None:
+            found = remember(
+                cache,
+                k,
+                v,
+                mask=own_mask,
+                index=index,
+                positions=bias_positions,
+                real_tokens=real_tokens,
+                reads_places=self.relative_bias is not None,
+            )
         attend = partial(
             attention,
-            mask=self.config.mask if mask is None else self.config.mask & mask,
+            mask=found.mask,
             bias=self.relative_bias,
+            query_index=found.query_index,
+            key_index=found.key_index,
             query_positions=bias_positions,
-            key_positions=bias_positions,
+            key_positions=found.key_positions,
             scale=None if self.config.scale == self.config.head_dim**-0.5 else self.config.scale,
             softcap=self.config.softcap,
             sink=self.sink,
@@ -243,21 +287,28 @@ class MultiHeadAttention(nn.Module):
             impl=self.impl,
         )
         if self.recomputes and torch.is_grad_enabled():
-            result: AttentionOutput = checkpoint(attend, q, k, v, use_reentrant=False)
+            result: AttentionOutput = checkpoint(attend, q, found.key, found.value, use_reentrant=False)
         else:
-            result = attend(q, k, v)
+            result = attend(q, found.key, found.value)
         result = result._replace(output=merge_heads(result.output))  # lets go of the heads' own
         return result._replace(output=self.out_proj(result.output))
 
-    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values of each head: (B, H, T, D), (B, K, S, D), (B, K, S, V)."""
+    def _project(self, query: Tensor, key: Tensor, value: Tensor, *, has_source: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values of each head: (B, H, T, D), (B, K, S, D), (B, K, S, V).
+
+        Where a cache has the source text, keys and values are none: the queries stand in their places.
+        """
+        config = self.config
+        if has_source:
+            query = self.q_proj(query) if self.qkv_proj is None else self.qkv_proj.first(query)
+            heads = split_heads(query, config.num_heads)
+            return heads, heads, heads
         if self.qkv_proj is not None:
             parts = self.qkv_proj(query, key, value)
         else:
             parts = (self.q_proj(query), self.k_proj(key), self.v_proj(value))
-        num_kv_heads = self.config.num_kv_heads
-        heads = (self.config.num_heads, num_kv_heads, num_kv_heads)
-        q, k, v = (split_heads(part, count) for part, count in zip(parts, heads, strict=True))
+        counts = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        q, k, v = (split_heads(part, count) for part, count in zip(parts, counts, strict=True))
         return q, k, v
 
     def _check(
@@ -289,19 +340,6 @@ class MultiHeadAttention(nn.Module):
             )
         if positions is not None:
             require_positions(positions, query, batch_size=batch_size, seq_len=query_len)
-
-
-def _make_bias(position: object, num_heads: int) -> ALiBiBias | T5RelativeBias | None:
-    if isinstance(position, ALiBi):
-        return ALiBiBias(num_heads)
-    if not isinstance(position, T5Bias):
-        return None
-    if not position.owns_table:
-        raise UnsupportedError(
-            "a T5Bias must own its table for a layer to be built here; got owns_table=False, whose biases are those of "
-            "another layer; run the model through transformers"
-        )
-    return T5RelativeBias(position, num_heads)
 
 
 def _require_one_width(config: AttentionConfig) -> None:

@@ -39,6 +39,11 @@ class FusedProjection(nn.Linear):
         tokens = (query, key, value)
         return tuple(functional.linear(*three) for three in zip(tokens, weights, biases, strict=True))
 
+    def first(self, query: Float[Tensor, "batch query_len in_dim"]) -> Float[Tensor, "batch query_len out_dim"]:
+        """Return the queries alone."""
+        size = self.sizes[0]
+        return functional.linear(query, self.weight[:size], None if self.bias is None else self.bias[:size])
+
 
 def make_projection(in_dim: int, out_dim: int, *, bias: bool) -> nn.Linear:
     """Make a linear map with Xavier-uniform weights and no bias yet (zeros), as attention layers start.

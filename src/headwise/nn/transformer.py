@@ -1,16 +1,21 @@
 """Transformer: token ids -> hidden states, by a table of tokens, blocks, and a last norm, as a ModelConfig says."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from headwise.caches.base import KVCache
+from headwise.caches.model import ModelCache
+from headwise.caches.rolling import RollingCache
+from headwise.caches.slots import GrowingCache
 from headwise.config.attention import AttentionConfig
 from headwise.config.checks import require_instance
 from headwise.config.model import ModelConfig
 from headwise.errors import ConfigError, UnsupportedError
-from headwise.masks.patterns import Mask
+from headwise.masks.patterns import Mask, SlidingWindow
 from headwise.nn.block import Block
 from headwise.nn.checks import explain_device, explain_ids, require_ids
 from headwise.positions.absolute import LearnedPositions
@@ -70,6 +75,8 @@ class Transformer(nn.Module):
         *,
         mask: Mask | None = None,
         positions: Int[Tensor, "batch seq_len"] | Int[Tensor, " seq_len"] | None = None,
+        cache: ModelCache | None = None,
+        real_tokens: Bool[Tensor, "batch seq_len"] | None = None,
     ) -> Float[Tensor, "batch seq_len embed_dim"]:
         """Return the last hidden state of each token.
 
@@ -77,29 +84,61 @@ class Transformer(nn.Module):
             ids: (batch, seq_len) token ids.
             mask: which keys a query may read, beyond what each attention's own mask allows: padding, packed documents.
             positions: (seq_len,) or (batch, seq_len) position of each token, as left padding and packing need them,
-                read by the position table and by attentions with positions. Default: 0, 1, 2, ...
+                read by the position table and by attentions with positions. Default: 0, 1, 2, ..., with a cache the
+                tokens' places in their rows' streams.
+            cache: keys and values of earlier tokens, layer by layer (`make_cache`), under `torch.no_grad`.
+            real_tokens: (batch, seq_len) which tokens are no padding, with a cache, which keeps none. Default: all.
 
         Raises:
             ConfigError: ids are not one whole number a token, or not on the device of the table; an id or a position
                 beyond its table, wherever numbers can be looked at; positions that nothing reads, or not one whole
-                number a token.
+                number a token; a cache of another number of layers, or what it refuses.
         """
         require_ids("ids", ids)
         if positions is not None:
             require_positions(positions, ids, batch_size=ids.shape[0], seq_len=ids.shape[1])
         x = self._look_up(ids)
+        caches: Sequence[KVCache | None] = [None] * len(self.blocks) if cache is None else self._layers_of(cache)
         if self.positions is not None:
-            places = torch.arange(ids.shape[1], device=ids.device) if positions is None else positions
-            x = x + self.positions(places)
+            x = x + self.positions(self._places(ids, caches[0], real_tokens) if positions is None else positions)
         elif positions is not None and not any(self._has_positions):
             raise ConfigError(
                 "positions are read by a table or by attentions that have some, and this model has none; leave them out"
             )
         x = self.dropout(x)
-        for block, reads in zip(self.blocks, self._has_positions, strict=True):
-            x = block(x, mask=mask, positions=positions if reads else None)
+        for block, reads, layer_cache in zip(self.blocks, self._has_positions, caches, strict=True):
+            own_positions = positions if reads else None
+            x = block(x, mask=mask, positions=own_positions, cache=layer_cache, real_tokens=real_tokens)
         hidden: Tensor = x if self.norm is None else self.norm(x)
         return hidden
+
+    def make_cache(self, *, spare: int = 0) -> ModelCache:
+        """Return an empty cache for this model: of layers with a window as many tokens as it sees, else of all tokens.
+
+        Args:
+            spare: how many tokens can be taken back where a window is full (`RollingCache`).
+        """
+        masks = [block.attention.mask for block in self.config.blocks]
+        return ModelCache(
+            [
+                RollingCache(mask.window_size, spare=spare) if isinstance(mask, SlidingWindow) else GrowingCache()
+                for mask in masks
+            ]
+        )
+
+    def _layers_of(self, cache: ModelCache) -> tuple[KVCache, ...]:
+        require_instance("cache", cache, ModelCache)
+        if len(cache) != len(self.blocks):
+            raise ConfigError(f"cache must have one layer a block, {len(self.blocks)}; got {len(cache)}")
+        cache.settle()
+        return cache.layers
+
+    def _places(self, ids: Tensor, cache: KVCache | None, real_tokens: Tensor | None) -> Tensor:
+        """Return the position of each token where none are given; that of padding, which nobody reads, is 0."""
+        if cache is None:
+            return torch.arange(ids.shape[1], device=ids.device)
+        index = cache.next_index(*ids.shape, real_tokens=real_tokens, device=ids.device)
+        return index if real_tokens is None else index.clamp(min=0)
 
     def _look_up(self, ids: Tensor) -> Tensor:
         """Return the vector of each token."""

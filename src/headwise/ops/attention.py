@@ -11,6 +11,7 @@ from headwise.ops.bias import Bias
 from headwise.ops.blocked.attention import blocked_attention
 from headwise.ops.call import Call
 from headwise.ops.choose import explain_choice
+from headwise.ops.decode import decode_attention
 from headwise.ops.flex import flex_attention
 from headwise.ops.prepare import autocast_dtype, prepare
 from headwise.ops.reference import reference_attention
@@ -80,8 +81,9 @@ def attention(
         return_logsumexp: whether to return the logarithm of the softmax's sum over the keys, without the sink, at least
             float32.
         impl: "reference" (plain tensor operations), "sdpa" (torch's fused kernels), "blocked" (the allowed pairs alone,
-            in memory linear in the lengths), "flex" (torch's FlexAttention), or "auto": the first of `choose.RULES`
-            that holds; on a GPU "sdpa" unless something is asked for that it does not give.
+            in memory linear in the lengths), "decode" (few queries, each key read once, no gradients), "flex" (torch's
+            FlexAttention), or "auto": the first of `choose.RULES` that holds; on a GPU "sdpa" unless something is asked
+            for that it does not give.
 
     Returns:
         output (batch, num_heads, query_len, v_head_dim) in the query's dtype (under autocast: in autocast's), weights
@@ -186,5 +188,6 @@ _IMPLS = {
     "reference": reference_attention,
     "sdpa": sdpa_attention,
     "blocked": blocked_attention,
+    "decode": decode_attention,
     "flex": flex_attention,
 }

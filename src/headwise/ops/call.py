@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from headwise.kernels import traced_device
 from headwise.masks.patterns import Mask
 from headwise.masks.rows import Sizes
 from headwise.masks.visits import Known
@@ -33,6 +34,12 @@ class Call(NamedTuple):
     return_logsumexp: bool = False
     known: Known | None = None
     """What has been planned for this call, not an argument."""
+
+    @property
+    def device_type(self) -> str:
+        """The kind of device whose kernels serve the call: that of its tensors, or the one a trace stands for."""
+        own = self.query.device.type
+        return own if torch.compiler.is_compiling() else traced_device.get() or own  # a graph cannot read a context
 
     @property
     def score_scale(self) -> int | float:

@@ -76,6 +76,17 @@ def _has_no_numbers(tensor: torch.Tensor) -> bool:
     return not is_plain or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
+def find_decode_obstacle(call: Call) -> str | None:
+    """Return why attention of few queries cannot serve a call, or None."""
+    if call.needs_gradient or torch.autograd.forward_ad._current_level >= 0:
+        return "attention of few queries has no derivatives (run it under torch.no_grad, or detach its inputs)"
+    if call.dropout_p > 0:
+        return f"attention of few queries has no dropout (dropout_p = {call.dropout_p})"
+    if is_traced() or call.query.device.type == "meta" or any(_has_no_numbers(tensor) for tensor in call[:3]):
+        return "attention of few queries looks at its output, so tensors must have numbers, outside of graphs"
+    return None
+
+
 def find_flex_obstacle(call: Call) -> str | None:
     """Return why FlexAttention cannot serve a call, or None."""
     device = call.query.device.type
@@ -100,6 +111,7 @@ OBSTACLES: dict[str, Callable[[Call], str | None]] = {
     "reference": _find_nothing,
     "sdpa": find_sdpa_obstacle,
     "blocked": find_blocked_obstacle,
+    "decode": find_decode_obstacle,
     "flex": find_flex_obstacle,
 }
 IMPLS = tuple(OBSTACLES)

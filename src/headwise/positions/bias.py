@@ -11,8 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from headwise.config.checks import require_instance, require_size
-from headwise.config.position import T5Bias
-from headwise.errors import ConfigError
+from headwise.config.position import ALiBi, T5Bias
+from headwise.errors import ConfigError, UnsupportedError
 
 
 class ALiBiBias(nn.Module):
@@ -170,3 +170,21 @@ def t5_buckets(distance: Int[Tensor, "..."], config: T5Bias) -> Int[Tensor, "...
     ratio = (distance.clamp(min=1).float() / num_exact).log() / math.log(config.max_distance / num_exact)
     far = (num_exact + (ratio * (num_buckets - num_exact)).long()).clamp(max=num_buckets - 1)
     return first + torch.where(distance < num_exact, distance, far)
+
+
+def make_relative_bias(position: object, num_heads: int) -> "ALiBiBias | T5RelativeBias | None":
+    """Return the bias of a layer with these positions; None where they are rotary or none.
+
+    Raises:
+        UnsupportedError: T5's bias without a table of its own.
+    """
+    if isinstance(position, ALiBi):
+        return ALiBiBias(num_heads)
+    if not isinstance(position, T5Bias):
+        return None
+    if not position.owns_table:
+        raise UnsupportedError(
+            "a T5Bias must own its table for a layer to be built here; got owns_table=False, whose biases are those of "
+            "another layer; run the model through transformers"
+        )
+    return T5RelativeBias(position, num_heads)

@@ -1,0 +1,59 @@
+"""Stopping: when a row of generated tokens ends."""
+
+from collections.abc import Callable, Sequence
+
+from headwise.errors import ConfigError
+
+MAX_TOKENS_PER_CHARACTER = 4  # a token of byte-level vocabularies is at least one of the bytes of UTF-8
+
+
+class Stopping:
+    """Ends a row at a token, at a string, or at a number of tokens.
+
+    Args:
+        max_new_tokens: how many a row gets at most.
+        stop_tokens: a row ends with any of them.
+        stop_strings: a row ends with the token that completes any of them.
+        decode: what makes a text of tokens, for strings.
+
+    Raises:
+        ConfigError: strings without `decode`, or an empty one.
+    """
+
+    def __init__(
+        self,
+        max_new_tokens: int,
+        stop_tokens: Sequence[int],
+        stop_strings: Sequence[str],
+        decode: Callable[[list[int]], str] | None,
+    ):
+        if isinstance(stop_strings, str):
+            raise ConfigError(f"stop_strings must be a list of strings; got the string {stop_strings!r}")
+        if stop_strings and decode is None:
+            raise ConfigError("stop_strings need decode, which makes a text of tokens; got None")
+        if not all(isinstance(one, str) and one for one in stop_strings):
+            raise ConfigError(f"stop_strings must be strings that hold something; got {list(stop_strings)!r}")
+        self.max_new_tokens = max_new_tokens
+        self._tokens, self._strings, self._decode = frozenset(stop_tokens), tuple(stop_strings), decode
+        self._longest = MAX_TOKENS_PER_CHARACTER * max(map(len, stop_strings), default=0)
+
+    def cut(self, before: list[int], tokens: list[int]) -> tuple[list[int], bool]:
+        """Return those of a row's next tokens that it still takes, and whether it ends with them.
+
+        Args:
+            before: the new tokens that the row has.
+            tokens: those that follow.
+        """
+        taken: list[int] = []
+        for token in tokens:
+            taken.append(token)
+            now = before + taken
+            if token in self._tokens or len(now) == self.max_new_tokens or self._ends_with_string(now):
+                return taken, True
+        return taken, False
+
+    def _ends_with_string(self, tokens: list[int]) -> bool:
+        if self._decode is None or not self._strings:
+            return False
+        text = self._decode(tokens[-self._longest :])
+        return any(one in text for one in self._strings)

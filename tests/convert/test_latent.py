@@ -1,0 +1,104 @@
+"""DeepSeek's attention gives the same outputs as a LatentAttention, and its weights come back to the bit."""
+
+import pytest
+import torch
+
+from headwise.caches.slots import GrowingCache
+from headwise.convert.latent import latent_from_huggingface, latent_to_huggingface
+from headwise.errors import UnsupportedError
+
+BATCH, SEQ, EMBED = 2, 11, 24
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+CASES = {
+    "v3": ("DeepseekV3", {}),
+    "v3, one query projection": ("DeepseekV3", {"q_lora_rank": None}),
+    "v3, biases": ("DeepseekV3", {"attention_bias": True}),
+    "v3, pairs by halves": ("DeepseekV3", {"rope_interleave": False}),
+    "v3, YaRN": ("DeepseekV3", {"rope_parameters": YARN}),
+    "v2": ("DeepseekV2", {}),
+}
+
+
+def make_model(name, **settings):
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = {"q_lora_rank": 11, "kv_lora_rank": 13}
+    config = getattr(transformers, f"{name}Config")(
+        hidden_size=EMBED,
+        num_attention_heads=3,
+        num_key_value_heads=3,
+        num_hidden_layers=2,
+        intermediate_size=17,
+        vocab_size=29,
+        max_position_embeddings=64,
+        first_k_dense_replace=2,
+        qk_nope_head_dim=5,
+        qk_rope_head_dim=4,
+        v_head_dim=7,
+        attn_implementation="eager",
+        **{**sizes, **settings},
+    )
+    return getattr(transformers, f"{name}Model")(config).double().eval()
+
+
+def run(model, x):
+    """The outputs of the first layer's attention on these tokens, by transformers."""
+    seen = []
+    attention = model.layers[0].self_attn
+    handle = attention.register_forward_hook(lambda module, args, output: seen.append(output[0]))
+    model.layers[0].input_layernorm = torch.nn.Identity()
+    model(inputs_embeds=x, use_cache=False)
+    handle.remove()
+    return seen[0]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("case", CASES)
+def test_outputs_are_equal_at_once_and_token_by_token(case):
+    name, settings = CASES[case]
+    model = make_model(name, **settings)
+    layer = latent_from_huggingface(model.layers[0].self_attn)
+    x = torch.randn(BATCH, SEQ, EMBED, dtype=torch.float64)
+    expected, cache = run(model, x), GrowingCache()
+    # Angles are float32 in both: a turn of up to 11 radians is off by some 1e-6.
+    torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-6)
+    found = torch.cat([layer(one, cache=cache) for one in x.split(1, dim=1)], dim=1)
+    torch.testing.assert_close(found, layer(x), rtol=0, atol=1e-12)
+
+
+def test_weights_come_back_to_the_bit_and_stay_apart():
+    source, target = (make_model("DeepseekV3") for _ in range(2))
+    layer = latent_from_huggingface(source.layers[1].self_attn)
+    with torch.no_grad():
+        for parameter in target.parameters():
+            parameter.zero_()
+    latent_to_huggingface(layer, target.layers[1].self_attn)
+    for one, other in zip(
+        source.layers[1].self_attn.parameters(), target.layers[1].self_attn.parameters(), strict=True
+    ):
+        assert torch.equal(one, other) and one.data_ptr() != other.data_ptr()
+
+
+def test_what_is_none_of_it_is_refused():
+    model = make_model("DeepseekV3")
+    with pytest.raises(
+        UnsupportedError, match="must be of one of deepseek_v2, deepseek_v3 to be converted; got a Linear"
+    ):
+        latent_from_huggingface(torch.nn.Linear(2, 2))
+    layer = latent_from_huggingface(model.layers[0].self_attn)
+    other = make_model("DeepseekV3", kv_lora_rank=15)
+    with pytest.raises(UnsupportedError, match="kv_lora_rank must be 15"):
+        latent_to_huggingface(layer, other.layers[0].self_attn)
+    model.layers[0].self_attn.adapter = torch.nn.Linear(2, 2)
+    with pytest.raises(UnsupportedError, match=r"got adapter.weight"):
+        latent_from_huggingface(model.layers[0].self_attn)
