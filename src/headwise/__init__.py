@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from headwise.config.scaling import LongRoPEScaling as LongRoPEScaling
     from headwise.config.scaling import NTKScaling as NTKScaling
     from headwise.config.scaling import YaRNScaling as YaRNScaling
+    from headwise.config.vision import C3TRConfig as C3TRConfig
+    from headwise.config.vision import PatchEncoderConfig as PatchEncoderConfig
     from headwise.convert.huggingface import from_huggingface as from_huggingface
     from headwise.convert.surgery import merge_kv_heads as merge_kv_heads
     from headwise.convert.surgery import prune_heads as prune_heads
@@ -97,6 +99,7 @@ _MODULE_OF = {
     "BlockLayout": "headwise.masks.layout",
     "BlockSparse": "headwise.masks.tables",
     "C3TR": "headwise.nn.c3tr",
+    "C3TRConfig": "headwise.config.vision",
     "Causal": "headwise.masks.patterns",
     "Classifier": "headwise.nn.classifier",
     "Dilated": "headwise.masks.sparse",
@@ -126,6 +129,7 @@ _MODULE_OF = {
     "OutputHead": "headwise.config.model",
     "PatchConfig": "headwise.config.model",
     "PatchEncoder": "headwise.nn.vision",
+    "PatchEncoderConfig": "headwise.config.vision",
     "PrefixLM": "headwise.masks.sparse",
     "Rotary": "headwise.config.attention",
     "RotaryPositions": "headwise.positions.rotary",

@@ -38,8 +38,9 @@ class KernelChoice(Result):
 
     `name`: "cudnn", "flash", "efficient" or "math" on CUDA; "flash_cpu" or "math" on CPU. "math" builds the score
     matrix and copies grouped keys and values for every query head; all others need memory linear in the lengths.
-    "error": none of the kernels that are allowed can serve the case, and torch raises RuntimeError. "blocked": none of
-    torch's, but our own attention by blocks, as our own layers take it.
+    "error": none of the kernels that are allowed can serve the case, and torch raises RuntimeError. "blocked" and
+    "reference": none of torch's, but our own attention by blocks, or by plain tensor operations, as our own layers take
+    them.
     """
 
     name: str
@@ -48,12 +49,12 @@ class KernelChoice(Result):
     @property
     def is_fused(self) -> bool:
         """Whether there is a kernel, and it never builds the score matrix."""
-        return self.name not in ("math", "error")
+        return self.name not in ("math", "error", "reference")
 
     @property
     def is_quadratic(self) -> bool:
         """Whether the kernel's memory grows with the product of the lengths."""
-        return self.name == "math"
+        return self.name in ("math", "reference")
 
     @property
     def memory(self) -> str:
@@ -62,10 +63,8 @@ class KernelChoice(Result):
             return "none: no allowed kernel can serve the call"
         if self.is_fused:
             return "linear in the lengths"
-        return (
-            "quadratic: builds the (batch, heads, queries, keys) score matrix, in float32 even for half precision, "
-            "and copies grouped keys and values for every query head"
-        )
+        scores = "quadratic: builds the (batch, heads, queries, keys) score matrix, in float32 even for half precision"
+        return f"{scores}, and copies grouped keys and values for every query head" if self.name == "math" else scores
 
     def to_text(self) -> str:
         """Return the kernel, what its memory does, and why no faster one is taken."""
@@ -149,6 +148,11 @@ def choose_packing(case: SdpaCase, queries_per_kv: int) -> tuple[bool, KernelCho
     mask: MaskForm = "none" if case.mask == "none" else "bool"
     query_len = None if case.query_len is None else queries_per_kv * case.query_len
     return True, sdpa_kernel(case._replace(grouped=False, mask=mask, query_len=query_len))
+
+
+def width_with_sink(head_dim: int) -> int:
+    """Return the size of a head that has room for a sink: two more numbers, in a multiple of 8 for the kernels."""
+    return -(-(head_dim + 2) // 8) * 8
 
 
 LEAST_PAIRS = 2**18

@@ -13,7 +13,16 @@ VOCAB, WIDTH, HEADS = 97, 24, 3
 
 
 def describe(
-    *, dropout_p=0.0, norm="layernorm", placement="pre", feed_forward=None, positions=0, head=None, **attention
+    *,
+    dropout_p=0.0,
+    norm="layernorm",
+    placement="pre",
+    parallel=False,
+    shared_norm=False,
+    feed_forward=None,
+    positions=0,
+    head=None,
+    **attention,
 ):
     attention = {"embed_dim": WIDTH, "num_heads": HEADS, "dropout_p": dropout_p} | attention
     block = BlockConfig(
@@ -21,6 +30,8 @@ def describe(
         feed_forward=FeedForwardConfig(embed_dim=WIDTH, hidden_dim=37, **(feed_forward or {})),
         norm=norm,
         norm_placement=placement,
+        parallel=parallel,
+        shared_norm=shared_norm,
         dropout_p=dropout_p,
     )
     return ModelConfig(

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headwise.config.attention import AttentionConfig, T5Bias
+from headwise.config.attention import ALiBi, AttentionConfig, T5Bias
+from headwise.config.head import OutputHead
 from headwise.config.huggingface import read_config
 from headwise.config.model import BlockConfig, FeedForwardConfig, ModelConfig, PatchConfig
 from headwise.config.position import Rotary
@@ -81,6 +82,7 @@ VALUES = {
         Rotary(),
         Rotary(rotary_dim=2),
         Rotary(pairing="interleaved"),
+        ALiBi(),
         T5Bias(),
         T5Bias(owns_table=False),
     ),
@@ -162,6 +164,10 @@ def in_feed_forward(config, **changes):
     return in_blocks(config, feed_forward=replace(config.blocks[0].feed_forward, **changes))
 
 
+def with_head(config, *, kind="language_model", **settings):
+    return replace(config, head=OutputHead(kind=kind, num_outputs=config.vocab_size, **settings))
+
+
 def without_a_table(config):
     first = config.blocks[0]
     attention = replace(first.attention, position=replace(first.attention.position, owns_table=False))
@@ -171,9 +177,16 @@ def without_a_table(config):
 @pytest.mark.parametrize(
     ("family", "make", "text"),
     [
-        ("headwise", lambda config: in_attention(config, softcap=5.0), "softcap 5.0"),
+        ("headwise", lambda config: in_attention(config, position=T5Bias(owns_table=False)), "biases in another layer"),
+        ("headwise", lambda config: in_attention(config, output_gate=True), "an output gate"),
+        ("headwise", lambda config: with_head(config, transform=True), "a head with a transform"),
+        ("headwise", lambda config: with_head(config, tied=True, bias=True), "a tied head with a bias"),
+        ("headwise", lambda config: with_head(config, kind="classifier", softcap=5.0), "a classifier that is tied or"),
+        ("headwise", lambda config: with_head(config, dropout_p=0.1), "dropout_p 0.1 before the scores"),
         ("llama", lambda config: in_feed_forward(config, dropout_p=0.1), "dropout in feed-forwards"),
-        ("headwise", lambda config: in_attention(config, position=Rotary(rotary_dim=2)), "rotary_dim 2"),
+        ("llama", lambda config: in_attention(config, position=Rotary(rotary_dim=2)), "rotary_dim 2"),
+        ("llama", lambda config: in_attention(config, sink=True), "a sink"),
+        ("gpt_neox", lambda config: in_blocks(config, parallel=True, shared_norm=True), "one norm for two branches"),
         ("headwise", lambda config: in_attention(config, qk_norm=True, qk_norm_over="projection"), "qk_norm over proj"),
         ("headwise", lambda config: replace(config, embedding_norm=True), "embedding_norm True"),
         ("headwise", lambda config: replace(config, num_token_types=2), "num_token_types 2"),

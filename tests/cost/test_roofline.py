@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwise.config.attention import AttentionConfig
+from headwise.config.attention import ALiBi, AttentionConfig
 from headwise.config.block import BlockConfig, FeedForwardConfig
 from headwise.config.huggingface import read_config
 from headwise.config.model import ModelConfig
@@ -213,16 +213,20 @@ def test_a_mask_tensor_makes_the_kernel_compute_all_pairs():
 
 
 @pytest.mark.parametrize(
-    ("mask", "num_kv_heads", "skips"),
+    ("mask", "settings", "skips"),
     [
-        (Causal(), 3, True),
-        (Causal(), 1, False),  # the queries of a group are packed, which needs a mask tensor
-        (SlidingWindow(3), 3, False),
-        (Full(), 3, False),  # there is nothing to skip
+        (Causal(), {}, True),
+        (Causal(), {"num_kv_heads": 1}, False),  # the queries of a group are packed, which needs a mask tensor
+        (SlidingWindow(3), {}, False),
+        (Full(), {}, False),  # there is nothing to skip
+        (Causal(), {"position": ALiBi()}, False),  # which is a mask tensor
+        (Causal(), {"sink": True}, True),
+        (Causal(), {"softcap": 5.0}, False),  # by plain tensor operations
     ],
+    ids=str,
 )
-def test_our_own_layers_skip_pairs_where_the_causal_flag_reaches_the_kernel(mask, num_kv_heads, skips):
-    attention = AttentionConfig(embed_dim=24, num_heads=3, num_kv_heads=num_kv_heads, mask=mask)
+def test_our_own_layers_skip_pairs_where_the_causal_flag_reaches_the_kernel(mask, settings, skips):
+    attention = AttentionConfig(embed_dim=24, num_heads=3, mask=mask, **settings)
     block = BlockConfig(attention=attention, feed_forward=FeedForwardConfig(embed_dim=24, hidden_dim=13))
     config = ModelConfig(
         name="own",

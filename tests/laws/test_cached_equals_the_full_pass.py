@@ -8,13 +8,11 @@ from hypothesis import given, settings
 import headwise
 from headwise.caches.model import ModelCache
 from headwise.caches.paged import PagedCache
-from headwise.caches.quantized import QuantizedCache, decode, encode
 from headwise.caches.rolling import RollingCache
-from headwise.caches.slots import CrossCache, GrowingCache, StaticCache
+from headwise.caches.slots import GrowingCache, StaticCache
 from headwise.config.attention import ALiBi, Rotary, T5Bias
-from headwise.errors import ConfigError, UnsupportedError
-from headwise.masks.data import KeyPadding
-from headwise.masks.patterns import Causal, Full, SlidingWindow
+from headwise.errors import ConfigError
+from headwise.masks.patterns import Causal, SlidingWindow
 from headwise.masks.sparse import GlobalTokens
 
 EMBED, HEADS, VOCAB, LONGEST, WINDOW = 12, 6, 23, 24, 5
@@ -91,7 +89,7 @@ def check(model, cache, batch, schedule, seed, tolerance):
             real = padding(len(texts), number, kind, generator)
             scores = model(ids, cache=cache, real_tokens=None if real.all() else real)
             for row, text in enumerate(texts):
-                text += ids[row, real[row]].tolist()
+                text.extend(ids[row, real[row]].tolist())
                 if text:
                     expected = model(torch.tensor([text]))[0, len(text) - int(real[row].sum()) :]
                     torch.testing.assert_close(scores[row, real[row]], expected, rtol=0, atol=tolerance)

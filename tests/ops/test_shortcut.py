@@ -93,11 +93,30 @@ def test_heads_whose_numbers_do_not_lie_side_by_side_are_looked_at_anew(taken):
     assert taken == ["door"] * 2
 
 
-def test_grouped_queries_that_are_packed_are_never_remembered(taken):
-    tensors = inputs(num_kv_heads=2, query_len=1, key_len=1)
-    for _ in range(2):
-        attention(*tensors)
+@pytest.mark.parametrize("mask", [None, Full(), Causal()])
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
+def test_a_token_that_is_decoded_is_known_at_every_length(mask, num_kv_heads, taken):
+    for key_len in (1, 2, 5):
+        tensors = inputs(num_kv_heads=num_kv_heads, query_len=1, key_len=key_len)
+        output = attention(*tensors, mask=mask).output
+        expected = attention(*tensors, mask=mask, impl="reference").output
+        torch.testing.assert_close(output, expected)  # of float32
+    assert taken == ["door", "door", "door", "door"]  # the first, and three of the reference
+
+
+def test_no_keys_and_keys_that_are_not_as_many_as_values_go_through_the_door(taken):
+    attention(*inputs(query_len=1, key_len=4))
+    query, key, value = inputs(query_len=1, key_len=5)
+    assert (attention(query, key[:, :, :0], value[:, :, :0]).output == 0).all()
     assert taken == ["door"] * 2
+    assert shortcut.take_shortcut(query, key, value, None, "auto") is not None
+    assert shortcut.take_shortcut(query, key[:, :, :3], value, None, "auto") is None
+
+
+def test_a_window_over_one_query_is_known_at_its_own_length_alone(taken):
+    for key_len in (4, 5, 4):
+        attention(*inputs(query_len=1, key_len=key_len), mask=SlidingWindow(4))
+    assert len(taken) >= 2
 
 
 def test_autocast_casts_as_ever(taken):

@@ -5,20 +5,23 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from headwise.api.images import attention_of, note_on_image, require_no_image, take_image
 from headwise.api.prediction import kernel_note, kernel_of, predict, with_usual_attention
 from headwise.api.results import Count, FlopsByPhase
-from headwise.api.subject import find_content, find_name, find_on_paper, load
+from headwise.api.subject import find_content, find_images, find_name, find_on_paper, load
 from headwise.api.summary import default_seq, resolve_seq, summarise
 from headwise.config.checks import require_size
 from headwise.config.model import ModelConfig
+from headwise.config.vision_model import GrowingPatches, ImageConfig
 from headwise.cost.flops import TRAIN_PER_FORWARD, decode_flops
 from headwise.cost.kv import DEFAULT_DTYPE, dtype_bytes, kv_cache_bytes, kv_cache_bytes_per_token, kv_layers
 from headwise.cost.layer_kinds import layer_kinds
+from headwise.cost.memory import predict_step
 from headwise.cost.parameters import count_parameters
 from headwise.cost.results import FlopCount, StepMemory
 from headwise.cost.step_flops import step_flops
 from headwise.cost.workload import Workload
-from headwise.errors import HeadwiseError, UnknownArchitectureError
+from headwise.errors import HeadwiseError, UnknownArchitectureError, UnsupportedError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,10 +42,12 @@ TRACED = (
 
 
 def count(
-    model: "str | os.PathLike[str] | ModelConfig | nn.Module",
+    model: "str | os.PathLike[str] | ModelConfig | ImageConfig | nn.Module",
     *,
     batch: int = 1,
     seq: int | None = None,
+    image: int | None = None,
+    stride: int | None = None,
     dtype: str | None = None,
     page_tokens: int | None = None,
     macs: bool = False,
@@ -55,12 +60,16 @@ def count(
     A preset, a config.json, a checkpoint folder and a ModelConfig are counted from the config alone, without torch. A
     config of a family without a closed form is traced: transformers builds its module without weights, and a step runs
     on tensors without numbers. A module, from `package.module:name`, a .gguf file or in hand, is counted as it stands
-    unless it carries a Hugging Face config: its parameters, and its FLOPs while it runs.
+    unless it carries a Hugging Face config: its parameters, and its FLOPs while it runs. A `PatchEncoder` or a `C3TR`,
+    or the config of one, is counted from the config at a size of image.
 
     Args:
-        model: MODEL, in any form of the command line, or a ModelConfig or a module in hand.
-        batch: number of texts (default 1).
+        model: MODEL, in any form of the command line, or a config or a module in hand.
+        batch: number of texts, or of images (default 1).
         seq: tokens per text (default: the smaller of 512 and the model's positions; an image's own number).
+        image: pixels along one side of a square image, for a module that reads images, or maps of them, of any size.
+        stride: of a C3TR: pixels of the image from one place of its feature map to the next (default: 32, where YOLOv5
+            puts it: 640 pixels are a map of 20 x 20).
         dtype: of the KV cache (default: the config's own, else bfloat16).
         page_tokens: tokens in a page of an engine whose cache is allocated in pages (default: no pages).
         macs: also give multiply-adds, half the FLOPs.
@@ -86,7 +95,7 @@ def count(
     if "phase" in step:
         raise HeadwiseError("phase must be left out: a count tells a forward pass, a training step and one more token")
     size = {"batch": batch, "seq": seq, "dtype": dtype, "page_tokens": page_tokens}
-    result = _count(model, size, step, trace=trace)
+    result = _count(model, size, step, trace=trace, image=image, stride=stride)
     if macs and result.flops is not None:
         result = replace(result, macs=result.flops.macs)
     if verify:
@@ -96,15 +105,36 @@ def count(
     return result
 
 
-def _count(model: Any, size: dict[str, Any], step: Mapping[str, Any], *, trace: bool) -> Count:
+def _count(
+    model: Any,
+    size: dict[str, Any],
+    step: Mapping[str, Any],
+    *,
+    trace: bool,
+    image: int | None,
+    stride: int | None,
+) -> Count:
+    images = find_images(model)
+    if images is not None:
+        config = take_image(images[0], images[1], image=image, stride=stride, seq=size["seq"])
+        return _count_config(config, source=images[2], content=None, **size, step=step)
     try:
         paper = find_on_paper(model, kinds=("preset", "config", "checkpoint"))
     except UnknownArchitectureError as unknown:
+        require_no_image(find_name(model), None, image=image, stride=stride)
         return _count_untold(model, unknown, size, step)
     if paper is not None:
         config, source = paper
+        require_no_image(config.name, config, image=image, stride=stride)
         return _count_config(config, source=source, content=find_content(model) if trace else None, **size, step=step)
     loaded, source = load(model)
+    if loaded.images is not None:
+        config = take_image(loaded.images, loaded.name, image=image, stride=stride, seq=size["seq"])
+        attention, notes = attention_of(loaded.module)
+        step = {"attention": attention, **step}
+        result = _count_config(config, source=source, content=None, **size, step=step)
+        return replace(result, notes=(*loaded.notes, *notes, *result.notes))
+    require_no_image(loaded.name, loaded.config, image=image, stride=stride)
     if loaded.config is not None:
         return _count_config(loaded.config, source=source, content=None, **size, step=step)
     from headwise.api.running import explained
@@ -133,6 +163,7 @@ def _count_config(
     kernel = kernel_of(config, workload)
     if kernel is not None and kernel.is_quadratic:
         notes = (kernel_note(A_GPU if workload.device == "cuda" else "a CPU", kernel), QUADRATIC, *notes)
+    notes = (*note_on_image(config), *notes)
     return Count(
         model=summarise(config, name=config.name, source=source),
         batch=workload.batch,
@@ -161,6 +192,11 @@ def _predict_memory(
     config: ModelConfig, content: Mapping[str, Any] | None, workload: Workload, step: Mapping[str, Any]
 ) -> tuple[StepMemory | None, Workload, tuple[str, ...]]:
     """Predict the memory of a step in closed form, or trace it where there is none and a config's content is given."""
+    if isinstance(config.patches, GrowingPatches):  # nothing but the closed form tells it
+        try:
+            return predict_step(config, workload), workload, ()
+        except UnsupportedError as error:
+            return None, workload, (UNPREDICTED.format(error),)
     predicted = predict(config, workload)
     if predicted is not None:
         return predicted, workload, ()

@@ -15,21 +15,23 @@ from headwise.api.fit_door import (
     check_sweep,
     find_fit_device,
 )
-from headwise.api.fit_notes import notes_on_length, notes_on_plan, notes_on_sizes
+from headwise.api.fit_notes import notes_on_images, notes_on_length, notes_on_plan, notes_on_sizes
 from headwise.api.fit_results import FitPlan
 from headwise.api.fit_subject import FitSubject, find_subject, length_of
 from headwise.api.history import list_recent, read_history, summarise_history
+from headwise.api.images import note_on_image
 from headwise.api.prediction import kernel_note, kernel_of, with_usual_attention
 from headwise.api.progress import Progress, Steps
 from headwise.api.summary import summarise
 from headwise.config.model import ModelConfig
+from headwise.config.vision_model import ImageConfig
 from headwise.cost.devices import HERE, kernel_note_of
 from headwise.cost.planner import held_bytes, unmodelled
 from headwise.cost.planning.moments import describe_moment, largest_at_peak, timeline
 from headwise.cost.planning.plan import Planned, plan
 from headwise.cost.planning.positions import with_positions
 from headwise.cost.planning.setup import Setup
-from headwise.cost.planning.sweep import parse_axes
+from headwise.cost.planning.sweep import axis_of, parse_axes
 from headwise.cost.results import NO_FUSED_KERNELS, Device
 from headwise.cost.roofline import estimate_time
 from headwise.cost.sharding.results import Sharding
@@ -44,10 +46,12 @@ QUADRATIC = "That kernel builds the score matrix: the memory of a step grows wit
 
 
 def fit(
-    model: "str | os.PathLike[str] | ModelConfig | nn.Module",
+    model: "str | os.PathLike[str] | ModelConfig | ImageConfig | nn.Module",
     *,
     batch: int = 1,
     seq: int | None = None,
+    image: int | None = None,
+    stride: int | None = None,
     gpu: str | Device = HERE,
     gpu_memory: str | None = None,
     head: bool = False,
@@ -68,17 +72,19 @@ def fit(
     `predict_ledger` describes.
 
     Args:
-        model: MODEL, in any form of the command line, or a ModelConfig or a module in hand.
-        batch: texts in one pass on one device (default 1).
+        model: MODEL, in any form of the command line, or a config or a module in hand.
+        batch: texts, or images, in one pass on one device (default 1).
         seq: tokens per text (default: the smaller of 512 and the model's positions; an image's own number). A length
             beyond the model's table of positions is reckoned with a longer table.
+        image: pixels along one side of a square image, for a `PatchEncoder` or a `C3TR`, or the config of one.
+        stride: of a C3TR: pixels of the image from one place of its feature map to the next (default 32).
         gpu: the device: a name of the catalogue, "here" for this machine, or a Device.
         gpu_memory: memory of a device of your own, such as "24GiB"; with `gpu`, that device with other memory.
         head: read a bare model as its family's language model.
         lora_rank: train adapters of this rank on queries and values (default: none).
         shard: how the step is spread over `num_gpus` devices: a kind of `Sharding` (default: not at all).
         num_gpus: devices of `shard`, and of the shardings among the changes.
-        sweep: ranges of a grid, ("batch=1..64", "seq=512..32768").
+        sweep: ranges of a grid, ("batch=1..64", "seq=512..32768"), or "image=320..1280" in place of seq beside `image`.
         verify: also make the changes to a small model of the same kind, and run it here.
         history: file of the steps that `track(history=...)` kept.
         out: where to write a page; None = no page. An earlier page is replaced, any other file is not.
@@ -103,10 +109,10 @@ def fit(
 
         check_page_place(out)
     kept, history_notes = ((), ()) if history is None else read_history(history)
-    axes = None if sweep is None else parse_axes(sweep)
-    subject = find_subject(model, head=head)
+    subject = find_subject(model, head=head, seq=seq, image=image, stride=stride)
+    axes = None if sweep is None else parse_axes(sweep, size=axis_of(subject.config))
     workload = _workload(subject, batch=batch, seq=seq, device=device, lora_rank=lora_rank, step=step)
-    notes = [*subject.notes, *history_notes, *list_recent(kept)[1]]
+    notes = [*subject.notes, *note_on_image(subject.config), *history_notes, *list_recent(kept)[1]]
     config = subject.config
     if config is not None:
         notes += notes_on_length(config, workload.seq)
@@ -117,7 +123,10 @@ def fit(
     predictor, setup, predictor_notes = subject.predictor_of(setup, is_attention_given="attention" in step)
     workload = setup.workload
     planned = plan(predictor, setup, device, num_devices=num_gpus, axes=axes)
-    sizes = notes_on_sizes(subject.config, workload.seq, planned, axes)
+    sizes = [
+        *notes_on_images(subject.config, planned, axes),
+        *notes_on_sizes(subject.config, workload.seq, planned, axes),
+    ]
     notes += [*predictor_notes, *notes_on_plan(predictor, setup, device, planned), *sizes]
     kernel = None if config is None else kernel_of(config, workload)
     device_note = kernel_note_of(device)
@@ -165,6 +174,7 @@ def _workload(
         "device": device.step_device,
         "compute_capability": device.step_capability,
         "lora": adapters_of(config, lora_rank),
+        **({} if subject.attention is None else {"attention": subject.attention}),
     }
     workload = Workload(batch=batch, seq=length_of(subject, seq), **{**defaults, **step})
     return workload if "attention" in step else with_usual_attention(config, workload)
@@ -209,6 +219,7 @@ def _answer(subject: FitSubject, setup: Setup, device: Device, planned: Planned)
         paths=planned.paths,
         largest_batch=planned.largest_batch,
         largest_seq=planned.largest_seq,
+        largest_image=planned.largest_image,
         unmodelled=parts,
         time=None,
         notes=tuple(notes),

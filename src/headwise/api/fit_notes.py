@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from headwise.config.model import ModelConfig
+from headwise.config.vision_model import GrowingPatches
 from headwise.cost.planning.more_devices import MOST_DEVICES, devices_that_fit
 from headwise.cost.planning.plan import Planned
 from headwise.cost.planning.reasons import copied_heads
@@ -25,6 +26,10 @@ LEFT_OUT = (
 )
 MORE_DEVICES = "Over {number:,} devices it {fits}{texts}."
 NO_MORE_DEVICES = "Over more devices it does not fit so either: {tried} were tried."
+LARGEST_IMAGE = "The largest image found to fit has {image:,} x {image:,} pixels, {side:,} x {side:,} tokens."
+SWEPT_IMAGES = "The sweep's images of {images} pixels a side have {tokens} tokens."
+NO_LARGEST_IMAGE = "The largest image was not found in time."
+NOT_ONE_PLACE = "Not even an image of {step:,} x {step:,} pixels, one token, fits."
 ALL_SCORES = (
     "The scores of all {seq:,} tokens of a prompt are reckoned, {size} at the peak. transformers' generate asks for "
     "those of the last token alone (logits_to_keep=1): the peak is {saved} lower then, {peak}."
@@ -37,6 +42,22 @@ def notes_on_length(config: ModelConfig, seq: int) -> list[str]:
         return []
     text = LONGER_TABLE if config.position_table_size else BEYOND
     return [text.format(name=config.name, positions=config.max_positions, seq=seq)]
+
+
+def notes_on_images(config: ModelConfig | None, planned: Planned, axes: Axes | None) -> Iterator[str]:
+    """Say which image is the largest that fits, and how many tokens images of a sweep are, where they may grow."""
+    patches = config.patches if config is not None else None
+    if not isinstance(patches, GrowingPatches):
+        return
+    if planned.largest_image is None:
+        yield NO_LARGEST_IMAGE
+    elif planned.largest_image:
+        yield LARGEST_IMAGE.format(image=planned.largest_image, side=planned.largest_image // patches.patch_size)
+    else:
+        yield NOT_ONE_PLACE.format(step=patches.patch_size)
+    if axes is not None and axes[1]:
+        tokens = (f"{(image // patches.patch_size) ** 2:,}" for image in axes[1])
+        yield SWEPT_IMAGES.format(images=", ".join(f"{image:,}" for image in axes[1]), tokens=", ".join(tokens))
 
 
 def notes_on_sizes(config: ModelConfig | None, seq: int, planned: Planned, axes: Axes | None) -> Iterator[str]:

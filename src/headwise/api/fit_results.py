@@ -102,6 +102,7 @@ class FitPlan(Result):
     layer that attends, None with eager attention. `changes`: ranked. `path`: the shortest list of changes that makes
     it fit, empty where it fits or none does. `paths`: others as short, and where one change is enough, the pairs that
     leave the batch and the length as they are. `largest_batch`, `largest_seq`: that fit, the other as it is; 0: none.
+    `largest_image`: pixels a side, of a model of images of any size; None of others, and where it was not found.
     `history`: tracked steps, `accuracy`: of all of them by device. `source_of`: "config" (closed form) or "trace".
     """
 
@@ -128,6 +129,7 @@ class FitPlan(Result):
     largest_seq: int | None
     unmodelled: tuple[Unmodelled, ...]
     time: TimeEstimate | None
+    largest_image: int | None = None
     sweep: Sweep | None = None
     verification: FitVerification | None = None
     history: tuple[TrackedStep, ...] = ()

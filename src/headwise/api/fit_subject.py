@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from headwise.api.images import attention_of, require_no_image, take_image
 from headwise.api.prediction import NO_CLOSED_FORM
-from headwise.api.subject import find_content, find_name, find_on_paper, load
+from headwise.api.subject import find_content, find_images, find_name, find_on_paper, load
 from headwise.api.summary import default_seq
 from headwise.config.model import ModelConfig
 from headwise.cost.planning.closed_form import ClosedForm
@@ -21,7 +22,10 @@ TRACED = "Steps are traced instead: the module's own code runs without numbers, 
 
 @dataclass(frozen=True, eq=False)
 class FitSubject:
-    """A model as far as a fit needs it: its config, what its config.json says, or the module; each may be missing."""
+    """A model as far as a fit needs it: its config, what its config.json says, or the module; each may be missing.
+
+    `attention`: the one that its module was made with, where that is told.
+    """
 
     name: str
     source: str
@@ -29,6 +33,7 @@ class FitSubject:
     content: Mapping[str, Any] | None = None
     module: "nn.Module | None" = None
     notes: tuple[str, ...] = field(default=())
+    attention: str | None = None
 
     def predictor_of(self, setup: Setup, *, is_attention_given: bool) -> tuple[Predictor, Setup, tuple[str, ...]]:
         """Return who tells the memory of a step of this model: the closed form, or a trace with notes that say why.
@@ -70,30 +75,45 @@ class FitSubject:
         return traced, setup, notes
 
 
-def find_subject(model: Any, *, head: bool) -> FitSubject:
+def find_subject(
+    model: Any, *, head: bool, seq: int | None = None, image: int | None = None, stride: int | None = None
+) -> FitSubject:
     """Find out what a MODEL is, from paper where that is enough.
 
     Args:
         model: MODEL, in any form of the command line, or a ModelConfig or a module in hand.
         head: read a bare model as its family's language model.
+        seq: tokens of a text, as asked for.
+        image, stride: of a model of images of any size.
 
     Raises:
-        HeadwiseError: MODEL cannot be found or read.
+        HeadwiseError: MODEL cannot be found or read, or takes no such image.
     """
     if model is None:
         raise HeadwiseError("model must be a MODEL, a ModelConfig or a module; got None")
+    images = find_images(model)
+    if images is not None:
+        config = take_image(images[0], images[1], image=image, stride=stride, seq=seq)
+        return FitSubject(config.name, images[2], config)
     try:
         paper = find_on_paper(model, kinds=("preset", "config", "checkpoint"), head=head)
     except UnknownArchitectureError:
         content = find_content(model)
         if content is None:
             raise
+        require_no_image(find_name(model), None, image=image, stride=stride)
         return FitSubject(find_name(model), os.fspath(model), None, content)
     if paper is not None:
         config, source = paper
+        require_no_image(config.name, config, image=image, stride=stride)
         content = find_content(model) if not isinstance(model, ModelConfig) else None
         return FitSubject(config.name, source, config, content)
     loaded, source = load(model)
+    if loaded.images is not None:
+        config = take_image(loaded.images, loaded.name, image=image, stride=stride, seq=seq)
+        attention, notes = attention_of(loaded.module)
+        return FitSubject(loaded.name, source, config, notes=(*loaded.notes, *notes), attention=attention)
+    require_no_image(loaded.name, loaded.config, image=image, stride=stride)
     return FitSubject(loaded.name, source, loaded.config, module=loaded.module, notes=loaded.notes)
 
 

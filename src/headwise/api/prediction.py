@@ -7,7 +7,7 @@ from headwise.config.model import ModelConfig
 from headwise.cost.memory import predict_step
 from headwise.cost.reserved import predict_reserved
 from headwise.cost.results import StepMemory
-from headwise.cost.step.attention import choose_kernel
+from headwise.cost.step.layer_kernel import kernel_of as kernel_of_layer
 from headwise.cost.step.models import FAMILIES
 from headwise.cost.workload import Workload
 from headwise.errors import UnsupportedError
@@ -33,18 +33,19 @@ def reserved(config: ModelConfig, workload: Workload) -> int | None:
 
 
 def kernel_of(config: ModelConfig, workload: Workload) -> KernelChoice | None:
-    """Return torch's kernel for the first layer that attends through sdpa; None where none does."""
+    """Return the kernel of the first layer that attends through sdpa, torch's or our own; None where none does."""
     layers = (block.attention for block in config.blocks)
     attention = next((layer for layer in layers if not isinstance(layer, LinearAttentionConfig)), None)
     if workload.attention != "sdpa" or attention is None:
         return None
-    return choose_kernel(attention, workload)[0]
+    return kernel_of_layer(config.model_type, attention, workload)
 
 
 def kernel_note(place: str, kernel: KernelChoice) -> str:
     """Say which kernel attention runs somewhere, and why not a faster one."""
     why = f" ({'; '.join(kernel.reasons)})" if kernel.reasons else ""
-    return f"On {place} attention runs torch's {kernel.name} kernel{why}."
+    what = "as plain tensor operations" if kernel.name == "reference" else f"torch's {kernel.name} kernel"
+    return f"On {place} attention runs {what}{why}."
 
 
 def with_usual_attention(config: ModelConfig | None, workload: Workload) -> Workload:

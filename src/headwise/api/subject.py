@@ -5,9 +5,11 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from headwise.config.model import ModelConfig
+from headwise.config.vision_model import ImageConfig
 from headwise.cost.parameters import count_parameters
 from headwise.errors import ModelError
 from headwise.loading.config import FORMS, Location, load_config, load_content, locate, name_of
+from headwise.loading.python import find_object
 
 if TYPE_CHECKING:
     from headwise.loading.module import LoadedModule
@@ -31,6 +33,21 @@ def find_on_paper(model: Any, *, kinds: Collection[str], head: bool = False) -> 
         return model, "a config in hand"
     location = _locate(model)
     return (load_config(location, head=head), location.text) if location and location.kind in kinds else None
+
+
+def find_images(model: Any) -> tuple[ImageConfig, str, str] | None:
+    """Return the config of a module of images, its name and where it came from, if MODEL is such a config itself.
+
+    Raises:
+        HeadwiseError: MODEL cannot be found.
+    """
+    if isinstance(model, ImageConfig):
+        return model, type(model).__name__.removesuffix("Config"), "a config in hand"
+    location = _locate(model)
+    if location is None or location.kind != "python":
+        return None
+    value = find_object(location.text)
+    return (value, location.text.partition(":")[2], location.text) if isinstance(value, ImageConfig) else None
 
 
 def find_content(model: Any) -> Mapping[str, Any] | None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from headwise.api.results import ModelSummary
 from headwise.config.linear import LinearAttentionConfig
 from headwise.config.model import ModelConfig
+from headwise.config.vision_model import GrowingPatches
 from headwise.errors import HeadwiseError
 
 DEFAULT_SEQ = 512
@@ -18,6 +19,7 @@ def summarise(config: ModelConfig | None, *, name: str, source: str) -> ModelSum
     layers = [block.attention for block in config.blocks] if config else []
     attending = [layer for layer in layers if not isinstance(layer, LinearAttentionConfig)]
     first = next(iter(attending or layers), None)
+    has_limit = config is not None and not isinstance(config.patches, GrowingPatches)
     return ModelSummary(
         name=config.name if config else name,
         source=source,
@@ -27,7 +29,7 @@ def summarise(config: ModelConfig | None, *, name: str, source: str) -> ModelSum
         num_kv_heads=first.num_kv_heads if first else None,
         embed_dim=config.embed_dim if config else None,
         head_dim=first.head_dim if first else None,
-        max_positions=config.max_positions if config else None,
+        max_positions=config.max_positions if config and has_limit else None,
     )
 
 

@@ -11,9 +11,11 @@ from headwise.collector import without_collections
 
 @without_collections()  # a short run, that makes no garbage
 def count(
-    model: Annotated[str, typer.Argument(help="preset, config.json, checkpoint folder, .gguf, or package.module:name")],
+    model: Annotated[str, typer.Argument(help="preset, config.json, checkpoint folder, .gguf, package.module:name")],
     batch: Annotated[int, typer.Option(help="number of texts")] = 1,
     seq: Annotated[int | None, typer.Option(help="tokens per text [default: 512, or the model's positions]")] = None,
+    image: Annotated[int | None, typer.Option(help="pixels of an image's side, for a PatchEncoder or a C3TR")] = None,
+    stride: Annotated[int | None, typer.Option(help="of a C3TR: pixels a place of its map [default: 32]")] = None,
     dtype: Annotated[str | None, typer.Option(help="of the KV cache [default: the config's, else bfloat16]")] = None,
     page_tokens: Annotated[int | None, typer.Option(help="tokens in a page of a paged KV cache")] = None,
     precision: Annotated[str, typer.Option(help="of the training step: fp32, bf16, fp16, amp-bf16, amp-fp16")] = "fp32",
@@ -38,6 +40,8 @@ def count(
             model,
             batch=batch,
             seq=seq,
+            image=image,
+            stride=stride,
             dtype=dtype,
             page_tokens=page_tokens,
             macs=macs,

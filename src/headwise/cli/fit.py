@@ -12,9 +12,11 @@ from headwise.collector import without_collections
 
 @without_collections()  # a short run, that makes no garbage
 def fit(
-    model: Annotated[str, typer.Argument(help="preset, config.json, checkpoint folder, .gguf, or package.module:name")],
+    model: Annotated[str, typer.Argument(help="preset, config.json, checkpoint folder, .gguf, package.module:name")],
     batch: Annotated[int, typer.Option(help="texts in one pass on one device")] = 1,
     seq: Annotated[int | None, typer.Option(help="tokens per text [default: 512, or the model's positions]")] = None,
+    image: Annotated[int | None, typer.Option(help="pixels of an image's side, for a PatchEncoder or a C3TR")] = None,
+    stride: Annotated[int | None, typer.Option(help="of a C3TR: pixels a place of its map [default: 32]")] = None,
     gpu: Annotated[str, typer.Option(help="the device; here = this machine")] = "here",
     gpu_memory: Annotated[str | None, typer.Option(help="memory of a device of your own, such as 24GiB")] = None,
     phase: Annotated[str, typer.Option(help="train, prefill or decode")] = "train",
@@ -42,7 +44,8 @@ def fit(
     ] = None,
     num_gpus: Annotated[int, typer.Option(help="devices to shard over, and that changes may shard over")] = 8,
     sweep: Annotated[
-        tuple[str, str] | None, typer.Option(help="a grid, batch=1..64 seq=512..32768", metavar="BATCH SEQ")
+        tuple[str, str] | None,
+        typer.Option(help="a grid, batch=1..64 seq=512..32768, or image=320..1280", metavar="BATCH SEQ"),
     ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="make the changes to a small copy and run it here")] = False,
     history: Annotated[Path | None, typer.Option(help="steps that headwise.track kept, to show beside")] = None,
@@ -59,6 +62,8 @@ def fit(
             model,
             batch=batch,
             seq=seq,
+            image=image,
+            stride=stride,
             gpu=gpu,
             gpu_memory=gpu_memory,
             head=head,

@@ -17,6 +17,7 @@ from headwise.config.families.t5 import read_t5
 from headwise.config.families.vit import read_vit
 from headwise.config.model import ModelConfig
 from headwise.errors import ConfigError, UnknownArchitectureError
+from headwise.masks.patterns import Full
 
 _READERS: dict[str, Callable[..., ModelConfig]] = {
     **{family: partial(read_bert, family=family) for family in ("bert", "roberta", "xlm-roberta")},
@@ -70,4 +71,7 @@ def _read(config: object, name: str, head: bool) -> ModelConfig:
         raise UnknownArchitectureError(f"model_type must be one of {', '.join(FAMILIES)}; {got}")
     if config.get("per_layer_config"):
         raise ConfigError("every layer must have the same sizes; got per_layer_config")
-    return _READERS[family](config, name=name, head=head)
+    model: ModelConfig = _READERS[family](config, name=name, head=head)
+    if config.get("is_causal") is False and any(block.attention.mask != Full() for block in model.blocks):
+        raise ConfigError(f"is_causal must be true or left out, since {family} is read with causal masks; got false")
+    return model

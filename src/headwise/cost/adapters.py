@@ -6,6 +6,7 @@ from headwise.config.attention import AttentionConfig
 from headwise.config.block import AnyAttention, BlockConfig, FeedForwardConfig
 from headwise.config.latent import LatentAttentionConfig
 from headwise.config.model import ModelConfig
+from headwise.config.vision_model import COMPATIBLE
 from headwise.cost.workload import Lora
 from headwise.errors import ConfigError
 
@@ -68,6 +69,11 @@ def require_targets(config: ModelConfig, lora: Lora | None) -> None:
     """Raise ConfigError unless there are targets, and each is a projection of some layer of the model."""
     if lora is None:
         return
+    if config.model_type == COMPATIBLE:
+        raise ConfigError(
+            f"lora must be left out of {config.name}, whose queries, keys and values are projected twice; got rank "
+            f"{lora.rank}"
+        )
     groups = (*(config.encoder.block_groups if config.encoder else ()), *config.block_groups)
     found = {
         target

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from headwise.config.block import AnyAttention, BlockConfig
 from headwise.config.checks import require_size
-from headwise.config.model import ModelConfig, OutputHead
+from headwise.config.model import ModelConfig, OutputHead, PatchConfig
+from headwise.config.vision_model import COMPATIBLE, GrowingPatches, MapPlaces
 from headwise.cost.layer_flops import FLOPS_PER_MULTIPLY_ADD, Lengths, Work, attention_work, block_work
 from headwise.cost.results import FlopCount
 from headwise.errors import ConfigError
@@ -37,6 +38,7 @@ def forward_flops(config: ModelConfig, *, batch: int, seq: int) -> FlopCount:
     """
     require_lengths(config, batch=batch, seq=seq)
     outside = input_flops(config, batch=batch) + top_flops(config, batch=batch, seq=seq)
+    outside += around_flops(config, batch=batch)
     return sum_layers(config, batch=batch, seq=seq, outside=outside).total
 
 
@@ -106,9 +108,14 @@ def require_lengths(config: ModelConfig, *, batch: int, seq: int) -> None:
     require_size("seq", seq)
     if config.patches is not None and seq != config.patches.num_tokens:
         raise ConfigError(
-            f"seq of an image model must be its number of tokens, {config.patches.num_patches} patches and the class "
-            f"token = {config.patches.num_tokens}; got {seq}"
+            f"seq of an image model must be its number of tokens, {_say_tokens(config.patches)}; got {seq}"
         )
+
+
+def _say_tokens(patches: PatchConfig) -> str:
+    if isinstance(patches, GrowingPatches):
+        return f"{patches.places_per_side} x {patches.places_per_side} places = {patches.num_tokens}"
+    return f"{patches.num_patches} patches and the class token = {patches.num_tokens}"
 
 
 def layers_of(config: ModelConfig, *, batch: int, seq: int) -> Iterator[tuple[BlockConfig, int, Lengths]]:
@@ -127,10 +134,28 @@ def sum_layers(config: ModelConfig, *, batch: int, seq: int, outside: int = 0) -
 
 
 def input_flops(config: ModelConfig, *, batch: int) -> int:
-    """Count what turns images into tokens: each patch times the projection. Texts are looked up."""
+    """Count what turns images into tokens: each patch times the projection. Texts are looked up.
+
+    Of a C3TR, the two convolutions of the map that comes in.
+    """
     if config.patches is None:
         return 0
+    if isinstance(config.patches, MapPlaces):
+        places = batch * config.patches.num_tokens
+        return FLOPS_PER_MULTIPLY_ADD * places * config.patches.num_channels * 2 * config.embed_dim
     return FLOPS_PER_MULTIPLY_ADD * batch * config.patches.num_patches * config.patches.patch_dim * config.embed_dim
+
+
+def around_flops(config: ModelConfig, *, batch: int) -> int:
+    """Count the linear maps of places around a C3TR's layers: the last convolution, the compatible form's first map.
+
+    They have a backward of two products, whatever stands on top.
+    """
+    if not isinstance(config.patches, MapPlaces):
+        return 0
+    inner, places = config.embed_dim, batch * config.patches.num_tokens
+    per_place = 2 * inner * config.patches.out_channels + (inner**2 if config.model_type == COMPATIBLE else 0)
+    return FLOPS_PER_MULTIPLY_ADD * places * per_place
 
 
 def top_flops(config: ModelConfig, *, batch: int, seq: int) -> int:

@@ -7,6 +7,7 @@ from headwise.config.block import AnyAttention, BlockConfig, FeedForwardConfig
 from headwise.config.checks import MAX_SIZE, require_size
 from headwise.config.latent import LatentAttentionConfig
 from headwise.config.linear import LinearAttentionConfig
+from headwise.config.vision_model import StackedAttentionConfig
 from headwise.cost.results import FlopCount
 
 FLOPS_PER_MULTIPLY_ADD = 2
@@ -128,6 +129,8 @@ def _heads_work(config: AttentionConfig, lengths: Lengths, *, projected_len: int
     if config.kv_layer is None:
         projections += keys * config.key_dim * config.num_kv_heads * config.head_dim
         projections += keys * config.value_dim * config.num_kv_heads * config.v_head_dim
+    if isinstance(config, StackedAttentionConfig):
+        projections += (queries + 2 * keys) * config.embed_dim**2
     return _core(config, lengths, head_dim=config.head_dim) + Work(weighted=FLOPS_PER_MULTIPLY_ADD * projections)
 
 

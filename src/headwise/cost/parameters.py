@@ -5,6 +5,7 @@ from headwise.config.block import AnyAttention
 from headwise.config.latent import LatentAttentionConfig
 from headwise.config.linear import LinearAttentionConfig
 from headwise.config.model import BlockConfig, FeedForwardConfig, ModelConfig
+from headwise.config.vision_model import COMPATIBLE, GrowingPatches, MapPlaces, StackedAttentionConfig
 from headwise.cost.results import ParameterCount
 
 
@@ -21,8 +22,12 @@ def count_parameters(config: ModelConfig) -> ParameterCount:
     if encoder:
         num_norms += encoder.embedding_norm + encoder.final_norm
         num_rows += encoder.position_table_size
-    if config.patches:
-        num_rows += config.patches.patch_dim + 2  # the projection of a patch, its bias, and the class token
+    around_norms = around_other = 0
+    if isinstance(config.patches, MapPlaces):
+        around_norms, around_other = _around_places(config, config.patches)
+    elif config.patches:
+        # the projection of a patch, its bias, and the class token
+        num_rows += config.patches.patch_dim + (1 if isinstance(config.patches, GrowingPatches) else 2)
     output_head, head_norm, head_other = _head(config)
     pooler = config.embed_dim * (config.embed_dim + 1) if config.pooler else 0
     return ParameterCount(
@@ -33,8 +38,9 @@ def count_parameters(config: ModelConfig) -> ParameterCount:
         + output_head,
         norm=sum(num_layers * layer.norm for layer, num_layers in layers)
         + num_norms * _norm(config.blocks[0], config.embed_dim)
-        + head_norm,
-        other=pooler + head_other,
+        + head_norm
+        + around_norms,
+        other=pooler + head_other + around_other,
         output_head=output_head,
     )
 
@@ -71,6 +77,8 @@ def attention_parameters(config: AnyAttention) -> int:
         value_width = config.num_kv_heads * config.v_head_dim
         weights += config.key_dim * key_width + config.value_dim * value_width
         in_bias += key_width + value_width
+    if isinstance(config, StackedAttentionConfig):
+        weights += 3 * config.embed_dim**2
     biases = (in_bias if config.projection_bias else 0) + (config.embed_dim if config.projection_bias is True else 0)
     return weights + biases + (config.num_heads if config.sink else 0)
 
@@ -110,6 +118,14 @@ def feed_forward_parameters(config: FeedForwardConfig) -> int:
     if config.shared_bias:
         shared += num_up * config.shared_hidden_dim + config.embed_dim
     return config.num_experts * (weights + biases) + router + shared
+
+
+def _around_places(config: ModelConfig, places: MapPlaces) -> tuple[int, int]:
+    """Count what stands around the layers of a C3TR: weights of its three batch norms, and of its linear maps."""
+    inner = config.embed_dim
+    convolutions = 2 * places.num_channels * inner + 2 * inner * places.out_channels
+    map_of_places = inner * (inner + 1) if config.model_type == COMPATIBLE else 0
+    return 2 * (2 * inner + places.out_channels), convolutions + map_of_places
 
 
 def _mixing_parameters(block: BlockConfig) -> int:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from headwise.config.attention import ALiBi, AttentionConfig
+from headwise.config.attention import ALiBi, AttentionConfig, T5Bias
 from headwise.config.block import AnyAttention, BlockConfig, FeedForwardConfig
 from headwise.config.dtypes import DTYPE_BYTES
 from headwise.config.linear import LinearAttentionConfig
@@ -173,12 +173,15 @@ def _skipped_share(config: ModelConfig, workload: Workload) -> float:
 
 
 def _skips_hidden_pairs(config: ModelConfig, attention: AnyAttention, workload: Workload) -> bool:
-    if workload.attention != "sdpa" or isinstance(attention, LinearAttentionConfig) or _is_reckoned_eager(attention):
+    if workload.attention != "sdpa" or isinstance(attention, LinearAttentionConfig):
         return False
     if config.model_type == "headwise" and isinstance(attention, AttentionConfig):
         is_packed, kernel = plan_kernel(attention, workload)
         form = simplest_form(attention.mask, workload.seq, workload.seq)
-        return kernel.name == "blocked" or (kernel.is_fused and form.kind == "causal" and not is_packed)
+        is_flagged = form.kind == "causal" and not is_packed and not isinstance(attention.position, ALiBi | T5Bias)
+        return kernel.name == "blocked" or (kernel.is_fused and is_flagged)
+    if _is_reckoned_eager(attention):
+        return False
     has_mask_tensor = config.model_type == "t5" or is_windowed(attention, workload)
     return not has_mask_tensor and kernel_of(config.model_type, attention, workload).is_fused
 

@@ -6,7 +6,15 @@ from headwise.config.linear import LinearAttentionConfig
 from headwise.config.model import ModelConfig
 from headwise.cost.adapted_flops import AdaptedWork, adapted_work
 from headwise.cost.adapters import require_targets
-from headwise.cost.flops import decode_flops, input_flops, layers_of, output_flops, require_lengths, top_flops
+from headwise.cost.flops import (
+    around_flops,
+    decode_flops,
+    input_flops,
+    layers_of,
+    output_flops,
+    require_lengths,
+    top_flops,
+)
 from headwise.cost.frozen_flops import FrozenWork, frozen_work
 from headwise.cost.layer_flops import (
     Lengths,
@@ -35,7 +43,8 @@ def step_flops(config: ModelConfig, workload: Workload) -> StepFlops:
       checkpoints each product of a frozen layer has one, for the same reason as above);
     - a model without a head trains on its last hidden state: its pooler has no backward;
     - a fused kernel has kept no scores and multiplies queries with keys again: with equal head sizes the attention core
-      costs 2.5 x forward in place of 2 x. Layers whose scores get a cap, a sink or ALiBi are reckoned eager;
+      costs 2.5 x forward in place of 2 x. Layers whose scores get a cap, a sink or ALiBi are reckoned eager, but for
+      ours, whose kernel is known;
     - in a linear layer, the triangular system of a chunk is no product forward and one backward, and the first and the
       last state need no gradient.
 
@@ -75,7 +84,8 @@ def step_flops(config: ModelConfig, workload: Workload) -> StepFlops:
         layers += block_work(block, lengths).repeated(num_layers)
         extra += _backward_extra(config, block, lengths, workload).repeated(num_layers)
         cores += _cores(block, lengths).repeated(num_layers)
-    outside = Work(weighted=inputs + top)
+    around = around_flops(config, batch=batch)
+    outside = Work(weighted=inputs + around + top)
     if workload.phase == "prefill":
         return _to_result(outside + layers, Work(), Work(), model=outside + layers)
     adapters, again = Work(), layers
@@ -85,10 +95,10 @@ def step_flops(config: ModelConfig, workload: Workload) -> StepFlops:
         adapters, adapted, cores = _adapted(config, workload, workload.lora)
         again += adapters
         ideal = outside + layers.scaled(weighted=1, scores=2, values=2) + adapters.repeated(2)
-        backward = adapted + Work(weighted=top if config.head else 0)
+        backward = adapted + Work(weighted=around + (top if config.head else 0))
     else:
         ideal = (outside + layers).repeated(2)
-        backward = layers.repeated(2) + extra + Work(weighted=inputs + (2 * top if config.head else 0))
+        backward = layers.repeated(2) + extra + Work(weighted=inputs + 2 * around + (2 * top if config.head else 0))
     forward = outside + layers + adapters
     recomputed = {"none": Work(), "selective": cores, "full": again}[workload.checkpoint]
     if workload.loss == "chunked_cross_entropy":
@@ -152,7 +162,7 @@ def _backward_extra(config: ModelConfig, block: BlockConfig, lengths: Lengths, w
 def _is_fused(config: ModelConfig, attention: AnyAttention, workload: Workload, *, is_cross: bool = False) -> bool:
     if workload.attention != "sdpa" or isinstance(attention, LinearAttentionConfig):
         return False
-    if isinstance(attention, AttentionConfig):
+    if isinstance(attention, AttentionConfig) and config.model_type != "headwise":
         has_term = attention.sink or attention.softcap is not None or isinstance(attention.position, ALiBi)
         if has_term:
             return False

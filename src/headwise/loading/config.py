@@ -19,13 +19,13 @@ MAX_CONFIG_BYTES = 16 * 2**20  # published config.json files are a few KiB
 
 FORMS = (
     "a preset name (bert-base, llama-3-8b, ...), a config.json, a Hugging Face checkpoint folder, a .gguf file, "
-    "or package.module:name"
+    "package.module:name, or file.py:name"
 )
 
 
 @dataclass(frozen=True)
 class Location:
-    """Where a MODEL is: its form, and the path, preset name or `package.module:name`."""
+    """Where a MODEL is: its form, and the path, preset name, `package.module:name` or `file.py:name`."""
 
     kind: Literal["preset", "config", "checkpoint", "gguf", "python"]
     text: str
@@ -48,8 +48,11 @@ def locate(model: str) -> Location:
         return Location("preset", model)
     path = Path(model)
     module, colon, name = model.partition(":")
-    if colon and module and name and all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
-        return Location("python", model)
+    if colon and all(part.isidentifier() for part in name.split(".")):
+        if all(part.isidentifier() for part in module.split(".")):
+            return Location("python", model)
+        if module.endswith(".py") and _is_file(module):
+            return Location("python", model)
     try:
         if path.is_dir():
             if not os.path.lexists(path / "config.json"):
@@ -66,6 +69,13 @@ def locate(model: str) -> Location:
     near = difflib.get_close_matches(model.lower(), PRESETS, n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else f"MODEL must be {FORMS}"
     raise ModelError(f"MODEL {model!r} is neither a preset nor a file or folder here; {hint}")
+
+
+def _is_file(path: str) -> bool:
+    try:
+        return Path(path).is_file()
+    except OSError:  # a name that no file can have
+        return False
 
 
 def load_config(location: Location, *, head: bool = False) -> ModelConfig:

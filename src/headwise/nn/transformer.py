@@ -11,7 +11,7 @@ from headwise.caches.base import KVCache
 from headwise.caches.model import ModelCache
 from headwise.caches.rolling import RollingCache
 from headwise.caches.slots import GrowingCache
-from headwise.config.attention import AttentionConfig
+from headwise.config.attention import AttentionConfig, Rotary
 from headwise.config.checks import require_instance
 from headwise.config.model import ModelConfig
 from headwise.errors import ConfigError, UnsupportedError
@@ -99,15 +99,20 @@ class Transformer(nn.Module):
             require_positions(positions, ids, batch_size=ids.shape[0], seq_len=ids.shape[1])
         x = self._look_up(ids)
         caches: Sequence[KVCache | None] = [None] * len(self.blocks) if cache is None else self._layers_of(cache)
+        places = positions
+        if places is None and (self.positions is not None or cache is not None):
+            places = self._places(ids, caches[0], real_tokens)
         if self.positions is not None:
-            x = x + self.positions(self._places(ids, caches[0], real_tokens) if positions is None else positions)
-        elif positions is not None and not any(self._has_positions):
+            x = x + self.positions(places)
+        elif positions is not None and not any(self._kinds_of_position):
             raise ConfigError(
                 "positions are read by a table or by attentions that have some, and this model has none; leave them out"
             )
         x = self.dropout(x)
-        for block, reads, layer_cache in zip(self.blocks, self._has_positions, caches, strict=True):
-            own_positions = positions if reads else None
+        for block, position, layer_cache in zip(self.blocks, self._kinds_of_position, caches, strict=True):
+            # By default positions are indices; made here, they are the same for all layers, with their angles.
+            own_positions = places if isinstance(position, Rotary) else positions
+            own_positions = None if position is None else own_positions
             x = block(x, mask=mask, positions=own_positions, cache=layer_cache, real_tokens=real_tokens)
         hidden: Tensor = x if self.norm is None else self.norm(x)
         return hidden
@@ -154,9 +159,10 @@ class Transformer(nn.Module):
         return vectors
 
     @property
-    def _has_positions(self) -> list[bool]:
+    def _kinds_of_position(self) -> list[object]:
+        """The kind of positions of each layer, None of one that reads none."""
         attentions = [block.attention for block in self.config.blocks]
-        return [isinstance(one, AttentionConfig) and one.position is not None for one in attentions]
+        return [one.position if isinstance(one, AttentionConfig) else None for one in attentions]
 
     def _make_norm(self) -> nn.Module:
         first = self.config.blocks[0]

@@ -23,9 +23,9 @@ def check_call(call: Call) -> None:
         _check_mask(call.mask, query)
     _check_bias(call)
     _check_sink(call)
-    if call.scale is not None and not math.isfinite(call.scale):
+    if call.scale is not None and not abs(call.scale) < math.inf:
         raise HeadwiseError(f"scale must be a finite number; got {call.scale}")
-    if call.softcap is not None and not (math.isfinite(call.softcap) and call.softcap > 0):
+    if call.softcap is not None and not 0 < call.softcap < math.inf:
         raise HeadwiseError(f"softcap must be a finite number above 0, or None for no cap; got {call.softcap}")
     _check_dropout(call)
 

@@ -5,12 +5,12 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 from torch.nn import functional
 
-from headwise.kernels import KernelChoice, SdpaCase, choose_packing
+from headwise.kernels import KernelChoice, SdpaCase, choose_packing, width_with_sink
 from headwise.ops.call import Call
 from headwise.ops.lowering import allowed_pairs, form_of, hide_idle, skip_unread_keys
 from headwise.ops.results import AttentionOutput
 from headwise.ops.scores import bias_values
-from headwise.ops.sink import add_sink_key, width_with_sink
+from headwise.ops.sink import add_sink_key
 
 # Where every kernel gives 0 for a query without a key, with gradients of 0; tested there.
 ZERO_WITHOUT_A_KEY = ("cpu",)
@@ -46,7 +46,7 @@ def sdpa_attention(call: Call) -> AttentionOutput:
         query, key, value, mask, scale = add_sink_key(call, mask, is_causal=is_causal)
     else:
         query, key, value, scale = *call[:3], call.score_scale
-        if mask is not None and may_be_empty and query.device.type not in ZERO_WITHOUT_A_KEY:
+        if mask is not None and may_be_empty and call.device_type not in ZERO_WITHOUT_A_KEY:
             mask, is_empty = _open_empty_rows(mask)
     output = _call_torch(
         query, key, value, mask, is_causal=is_causal, is_packed=is_packed, dropout_p=call.dropout_p, scale=scale
@@ -68,9 +68,9 @@ def plan_kernel(call: Call) -> tuple[bool, KernelChoice]:
         head_dim = width_with_sink(head_dim)
         query_len, key_len = query_len + (kind == "causal" and call.bias is None), key_len + 1
     queries_per_kv = num_heads // key.shape[1]
-    is_cuda = query.device.type == "cuda"
+    is_cuda = call.device_type == "cuda"
     bias = call.bias
-    learns_bias = bias is not None and any(one.requires_grad for one in call.learned[3:])
+    learns_bias = any(one.requires_grad for one in call.bias_tensors)  # a sink is none: it goes into the queries
     unpacked = SdpaCase(
         device="cuda" if is_cuda else "cpu",
         dtype=str(query.dtype).removeprefix("torch."),
@@ -83,7 +83,7 @@ def plan_kernel(call: Call) -> tuple[bool, KernelChoice]:
         query_len=query_len,
         key_len=key_len,
         contiguous=call.sink is not None or all(tensor.stride(-1) == 1 for tensor in call[:3]),
-        compute_capability=torch.cuda.get_device_capability(query.device) if is_cuda else (8, 0),
+        compute_capability=torch.cuda.get_device_capability(query.device) if query.is_cuda else (8, 0),
         mask_dims=4,
         mask_requires_grad=learns_bias and torch.is_grad_enabled(),
     )
@@ -96,7 +96,7 @@ def _bias_mask(
     """Return the bias where the mask allows, and -inf elsewhere."""
     bias = bias_values(call)
     assert bias is not None
-    if call.query.device.type not in TAKES_WIDE_BIAS:
+    if call.device_type not in TAKES_WIDE_BIAS:
         bias = bias.to(call.query.dtype)
     if allowed is not None:
         return torch.where(allowed, bias, -torch.inf)

@@ -4,12 +4,12 @@ Everything between the door and the kernel takes some microseconds, and several 
 other things. For a short text that is more than a hundredth of the whole.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.nn import functional
 
-from headwise.masks.patterns import Mask
+from headwise.masks.patterns import Causal, Full, Mask
 from headwise.ops.call import Call
 from headwise.ops.lowering import form_of
 from headwise.ops.obstacles import is_traced
@@ -17,9 +17,20 @@ from headwise.ops.prepare import autocast_dtype
 from headwise.ops.sdpa import plan_kernel
 
 MAX_KNOWN = 256
+_SHOWS_THE_LAST_ALL = (Full(), Causal())  # masks
 
 _Signature = tuple[Any, ...]
-_known: dict[_Signature | None, tuple[bool, bool]] = {}  # whether torch's call is causal, and whether grouped
+
+
+class Known(NamedTuple):
+    """How torch is called: with `is_causal`, with grouped heads, or with a group's heads as queries of one head."""
+
+    is_causal: bool
+    is_grouped: bool
+    is_packed: bool
+
+
+_known: dict[_Signature | None, Known] = {}
 
 
 def take_shortcut(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, impl: str) -> Tensor | None:
@@ -32,7 +43,11 @@ def take_shortcut(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, 
         return None
     if known is None or autocast_dtype(query.device.type) is not None:
         return None
-    is_causal, is_grouped = known
+    is_causal, is_grouped, is_packed = known
+    if is_packed:
+        packed = query.reshape(query.shape[0], key.shape[1], -1, query.shape[3])
+        output = functional.scaled_dot_product_attention(packed, key, value)
+        return output.reshape(*query.shape[:3], value.shape[3])
     return functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal, enable_gqa=is_grouped)
 
 
@@ -43,10 +58,11 @@ def remember(call: Call, impl: str) -> None:
         return
     form = form_of(call)
     is_grouped = call.query.shape[1] != call.key.shape[1]
-    if form.kind in ("none", "causal") and not (is_grouped and plan_kernel(call)[0]):
+    is_packed = is_grouped and plan_kernel(call)[0]
+    if form.kind == "none" or (form.kind == "causal" and not is_packed):
         if len(_known) >= MAX_KNOWN:
             _known.clear()
-        _known[signature] = (form.kind == "causal", is_grouped)
+        _known[signature] = Known(form.kind == "causal", is_grouped, is_packed)
 
 
 def _signature(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, impl: str) -> _Signature | None:
@@ -57,9 +73,20 @@ def _signature(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, imp
         return None
     if not isinstance(impl, str):
         return None
+    key_shape: tuple[int | None, ...] = tuple(key.shape)
+    value_shape: tuple[int | None, ...] = tuple(value.shape)
+    if not len(query.shape) == len(key_shape) == len(value_shape) == 4:
+        return None
+    if (
+        query.shape[2] == 1
+        and key_shape[2:3] == value_shape[2:3] != (0,)
+        and (mask is None or mask in _SHOWS_THE_LAST_ALL)
+    ):
+        # As tokens are decoded there is one key more each time, and the same to do.
+        key_shape, value_shape = ((*shape[:2], None, *shape[3:]) for shape in (key_shape, value_shape))
     return (
         *(query.shape, query.dtype, query.device, query.stride()[-1:]),
-        *(key.shape, key.dtype, key.device, key.stride()[-1:]),
-        *(value.shape, value.dtype, value.device, value.stride()[-1:]),
+        *(key_shape, key.dtype, key.device, key.stride()[-1:]),
+        *(value_shape, value.dtype, value.device, value.stride()[-1:]),
         *(mask, impl),
     )

@@ -7,6 +7,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn import functional
 
+from headwise.kernels import width_with_sink
 from headwise.ops.call import Call
 
 
@@ -18,11 +19,6 @@ class WithSink(NamedTuple):
     value: Float[Tensor, "batch num_kv_heads slots v_width"]
     mask: Shaped[Tensor, "#batch #num_heads #rows slots"] | None
     scale: int | float
-
-
-def width_with_sink(head_dim: int) -> int:
-    """Return the size of a head that has room for a sink: two more numbers, in a multiple of 8 for the kernels."""
-    return -(-(head_dim + 2) // 8) * 8
 
 
 def add_sink_key(

@@ -1,5 +1,8 @@
 """Rotary positions: turn queries and keys by angles that grow with the position."""
 
+from contextvars import ContextVar
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -9,6 +12,11 @@ from headwise.config.checks import require_instance, require_size
 from headwise.errors import ConfigError
 from headwise.positions.checks import described, is_whole, require_heads, require_positions
 from headwise.positions.scaling import attention_factor, require_factor_per_pair, rotary_frequencies
+
+FEW_TOKENS = 8  # of a step of decoding
+_last_tables: ContextVar[tuple[Tensor, tuple[Any, ...], tuple[Tensor, Tensor]] | None] = ContextVar(
+    "_last_tables", default=None
+)
 
 
 class RotaryPositions(nn.Module):
@@ -74,10 +82,32 @@ class RotaryPositions(nn.Module):
         require_heads(vectors, self.head_dim)
         batch_size, _, seq_len, _ = vectors.shape
         require_positions(positions, vectors, batch_size=batch_size, seq_len=seq_len)
+        cos, sin = self._tables(positions, text_len)
+        return rotate(vectors, cos.unsqueeze(-3), sin.unsqueeze(-3), self.config.pairing)
+
+    def _tables(
+        self, positions: Int[Tensor, "*batch seq_len"], text_len: int | Int[Tensor, "..."] | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines; those of few tokens, without gradients, are shared by all layers of a model.
+
+        A token that is decoded is turned by the same angles in each layer, and to compute them takes as long as to turn
+        by them.
+        """
+        if text_len is not None or not _may_be_shared(positions):
+            return self._make_tables(positions, text_len)
+        of_what = (self.config, self.rotary_dim, positions._version)
+        last = _last_tables.get()
+        if last is None or last[0] is not positions or last[1] != of_what:
+            last = (positions, of_what, self._make_tables(positions, None))
+            _last_tables.set(last)
+        return last[2]
+
+    def _make_tables(
+        self, positions: Int[Tensor, "*batch seq_len"], text_len: int | Int[Tensor, "..."] | None
+    ) -> tuple[Tensor, Tensor]:
         lengths = self._lengths(positions, text_len) if self.config.reads_length else positions
         frequencies = rotary_frequencies(self.config, self.rotary_dim, lengths)
-        cos, sin = rotary_tables(positions, frequencies, attention_factor(self.config))
-        return rotate(vectors, cos.unsqueeze(-3), sin.unsqueeze(-3), self.config.pairing)
+        return rotary_tables(positions, frequencies, attention_factor(self.config))
 
     def _lengths(
         self, positions: Int[Tensor, "*batch seq_len"], text_len: int | Int[Tensor, "..."] | None
@@ -106,6 +136,13 @@ class RotaryPositions(nn.Module):
         parts += [f"scaling={self.config.scaling}"] if self.config.scaling is not None else []
         parts += [f"rotary_dim={self.rotary_dim}"] if self.rotary_dim != self.head_dim else []
         return ", ".join(parts)
+
+
+def _may_be_shared(positions: Tensor) -> bool:
+    """Tell whether cosines and sines of these positions may be kept for the next layer."""
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or type(positions) is not Tensor:
+        return False
+    return positions.numel() <= FEW_TOKENS and not positions.is_inference()  # those have no version
 
 
 def rotary_tables(

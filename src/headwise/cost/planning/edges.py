@@ -5,7 +5,8 @@ from dataclasses import replace
 from math import log
 
 from headwise.config.checks import MAX_SIZE
-from headwise.cost.planning.limits import largest_seq, with_length
+from headwise.config.vision_model import GrowingPatches
+from headwise.cost.planning.limits import largest_image, largest_seq, with_image_size, with_length
 from headwise.cost.planning.results import FrontierPoint
 from headwise.cost.planning.setup import OutOfTime, Setup
 from headwise.cost.planning.verdict import Judge
@@ -24,10 +25,14 @@ def find_edges(judge: Judge, setup: Setup, batches: Sequence[int]) -> Iterator[F
 
     Args:
         judge: of what fits.
-        setup: all else of the step; an image's length is its own.
+        setup: all else of the step; an image's length is its own, where it cannot have any size.
         batches: texts a pass, rising.
     """
-    if setup.config is not None and setup.config.patches is not None:
+    patches = setup.config.patches if setup.config is not None else None
+    if isinstance(patches, GrowingPatches):
+        yield from _find_images(judge, setup, batches)
+        return
+    if patches is not None:
         for batch in batches:
             is_enough = judge.fits(_with_batch(setup, batch)) == "yes"
             yield FrontierPoint(batch=batch, largest_seq=setup.workload.seq if is_enough else None, is_limit=is_enough)
@@ -39,6 +44,18 @@ def find_edges(judge: Judge, setup: Setup, batches: Sequence[int]) -> Iterator[F
         if largest is not None:
             is_limit = largest == _longest(at_batch)
             yield FrontierPoint(batch=batch, largest_seq=largest or None, is_limit=is_limit)
+
+
+def _find_images(judge: Judge, setup: Setup, batches: Sequence[int]) -> Iterator[FrontierPoint]:
+    """Give the tokens of the largest image that fits at each batch; no larger batch has a larger image."""
+    limit = None
+    for batch in batches:
+        at_batch = _with_batch(setup, batch)
+        image = largest_image(judge.predictor, at_batch, judge.device, judge=judge, limit=limit)
+        if image is not None:
+            tokens = with_image_size(at_batch, image).workload.seq if image else None
+            yield FrontierPoint(batch=batch, largest_seq=tokens, is_limit=False)
+            limit = image or 1
 
 
 def _with_batch(setup: Setup, batch: int) -> Setup:

@@ -1,10 +1,11 @@
-"""The largest batch and the largest length that fit: the other as it is, and all else too."""
+"""The largest batch, and the largest length or image, that fit: the other as it is, and all else too."""
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import prod
+from math import isqrt, prod
 
 from headwise.config.checks import MAX_SIZE
+from headwise.config.vision_model import GrowingPatches, with_image
 from headwise.cost.planning.setup import OutOfTime, Predictor, Setup
 from headwise.cost.planning.verdict import Judge
 from headwise.cost.results import Device, FitVerdict
@@ -64,6 +65,40 @@ def largest_seq(
         step=setup.length_step,
         aligned=ALIGNED,
     )
+
+
+def largest_image(
+    predictor: Predictor, setup: Setup, device: Device, *, judge: Judge | None = None, limit: int | None = None
+) -> int | None:
+    """Return the most pixels a side of an image that fit ("yes"), at the batch as it is; 0: not even one place does.
+
+    Images are tried that are whole patches, or whole strides. None: not found, or the model reads texts, or images of
+    one size.
+
+    Args:
+        predictor, setup, device, judge: as of `largest_batch`.
+        limit: the largest image that is tried.
+    """
+    patches = setup.config.patches if setup.config is not None else None
+    if not isinstance(patches, GrowingPatches):
+        return None
+    step = patches.patch_size
+    places = isqrt(min(MAX_SIZE, MAX_TOKENS // setup.workload.batch))  # along a side
+    return find_largest(
+        lambda image: with_image_size(setup, image),
+        judge or Judge(predictor, device),
+        start=patches.image_size,
+        limit=min(MAX_SIZE if limit is None else limit, MAX_SIZE, places * step),
+        step=step,
+    )
+
+
+def with_image_size(setup: Setup, image: int) -> Setup:
+    """Return a setup at another size of image."""
+    assert setup.config is not None and setup.config.patches is not None, "a model of images"
+    config = with_image(setup.config, image)
+    assert config.patches is not None
+    return replace(setup, config=config, workload=replace(setup.workload, seq=config.patches.num_tokens))
 
 
 def with_length(setup: Setup, seq: int) -> Setup:

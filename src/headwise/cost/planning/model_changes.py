@@ -6,6 +6,7 @@ from math import isclose
 
 from headwise.config.attention import AttentionConfig
 from headwise.config.model import BlockConfig, ModelConfig
+from headwise.config.vision_model import GrowingPatches
 from headwise.cost.adapters import projections_of, require_targets
 from headwise.cost.planning.option import Made, Option, Place
 from headwise.cost.planning.setup import Setup
@@ -93,6 +94,8 @@ def _group_heads(setup: Setup, place: Place) -> Made | str:
             return "there is one key/value head as it is"
         return replace(attention, num_kv_heads=_fewer_kv_heads(before))
 
+    if setup.config is not None and isinstance(setup.config.patches, GrowingPatches):
+        return "its module has key/value heads for every head"
     attention = _first_attention(setup.config)
     before = attention.num_kv_heads if attention else 0
     after = _fewer_kv_heads(before)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from headwise.collector import without_collections
-from headwise.cost.planning.limits import largest_batch, largest_seq
+from headwise.cost.planning.limits import largest_batch, largest_image, largest_seq
 from headwise.cost.planning.path import find_paths
 from headwise.cost.planning.rank import list_changes
 from headwise.cost.planning.results import Change, Path, Sweep
@@ -26,8 +26,9 @@ class Planned(Result):
     `verdict`: whether it fits; its `reserved_bytes` are those of a replay, None where none was possible. `ledger`:
     every tensor. `changes`: every single change, ranked. `paths`: the shortest lists of changes that make it fit, best
     first; empty where it fits, or where none was found. `largest_batch`, `largest_seq`: that fit, the other as it is;
-    0: none; None: not found in time, or the model reads images, whose length is fixed. `sweep`: over the axes that were
-    asked for. One judge says of all of them what fits, so that none contradicts another.
+    0: none; None: not found in time, or the model reads images, whose length is fixed. `largest_image`: pixels a side,
+    of a model that reads images of any size. `sweep`: over the axes that were asked for. One judge says of all of them
+    what fits, so that none contradicts another.
     """
 
     verdict: FitVerdict
@@ -36,6 +37,7 @@ class Planned(Result):
     paths: tuple[Path, ...]
     largest_batch: int | None
     largest_seq: int | None
+    largest_image: int | None = None
     sweep: Sweep | None = None
 
 
@@ -73,6 +75,7 @@ def plan(
         paths = find_paths(predictor, setup, device, changes, num_devices=num_devices, judge=judge)
         batch = largest_batch(predictor, setup, device, judge=judge)
         seq = largest_seq(predictor, setup, device, judge=judge)
+        image = largest_image(predictor, setup, device, judge=judge)
     return Planned(
         verdict=verdict,
         ledger=ledger,
@@ -80,5 +83,6 @@ def plan(
         paths=paths,
         largest_batch=batch,
         largest_seq=seq,
+        largest_image=image,
         sweep=None if axes is None else sweep_sizes(predictor, setup, device, *axes, judge=judge),
     )

@@ -78,7 +78,12 @@ def _other_kernel(before: Setup, after: Setup) -> str | None:
         return None
     if not choice.is_fused:
         memory = choice.memory.partition(":")[0]
-        return f'torch takes its "{choice.name}" kernel, memory {memory}: {"; ".join(choice.reasons)}'
+        what = (
+            "attention is plain tensor operations"
+            if choice.name == "reference"
+            else f'torch takes its "{choice.name}" kernel'
+        )
+        return f"{what}, memory {memory}: {'; '.join(choice.reasons)}"
     return None if earlier is None else f'the kernel is then "{choice.name}" in place of "{earlier.name}"'
 
 

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import isqrt
 
-from headwise.cost.planning.limits import largest_batch, largest_seq, with_length
+from headwise.config.vision_model import GrowingPatches, MapPlaces
+from headwise.cost.planning.limits import largest_batch, largest_image, largest_seq, with_image_size, with_length
 from headwise.cost.planning.option import Made, Option, Place
 from headwise.cost.planning.setup import Setup
 
@@ -39,6 +40,8 @@ def _accumulate(setup: Setup, place: Place) -> Made | str:
             low = middle + 1
     count = passes[high]
     words = f"accumulate over {count} passes of {workload.batch // count} text{'s' * (count < workload.batch)}"
+    if setup.config is not None and isinstance(setup.config.patches, MapPlaces):
+        return Made(_split(setup, count), f"{words}, which batch norms see apart", "alters")
     return Made(_split(setup, count), words, "same")
 
 
@@ -76,6 +79,8 @@ def _with_batch(setup: Setup, batch: int) -> Setup:
 def _shorten(setup: Setup, place: Place) -> Made | str:
     """Take as few tokens less as makes the step fit; half of them where it does."""
     before = setup.workload.seq
+    if setup.config is not None and isinstance(setup.config.patches, GrowingPatches):
+        return _shrink_image(setup, setup.config.patches, place)
     if setup.config is not None and setup.config.patches is not None:
         return f"every image has {before} tokens"
     step = setup.length_step
@@ -89,3 +94,18 @@ def _shorten(setup: Setup, place: Place) -> Made | str:
             return NOT_FOUND.format("length")
         after = found or step
     return Made(with_length(setup, after), f"length {after} in place of {before}", "alters")
+
+
+def _shrink_image(setup: Setup, patches: GrowingPatches, place: Place) -> Made | str:
+    """Take as few pixels less as makes the step fit; half of them where it does."""
+    before, step = patches.image_size, patches.patch_size
+    if before == step:
+        return f"the image is {before} pixels a side, one place, as it is"
+    if place.judge.fits(setup) == "yes":
+        after = before // step // 2 * step
+    else:
+        found = largest_image(place.judge.predictor, setup, place.device, judge=place.judge, limit=before - 1)
+        if found is None:
+            return NOT_FOUND.format("image")
+        after = found or step
+    return Made(with_image_size(setup, after), f"image {after} in place of {before}", "alters")

@@ -1,10 +1,13 @@
-"""sweep_sizes: a step over a grid of batches and lengths, and the edge of what fits."""
+"""sweep_sizes: a step over a grid of batches and lengths, or images, and the edge of what fits."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 from headwise.config.checks import MAX_SIZE, shown
+from headwise.config.model import ModelConfig
+from headwise.config.vision_model import GrowingPatches, with_image
 from headwise.cost.planning.edges import find_edges
+from headwise.cost.planning.limits import with_image_size, with_length
 from headwise.cost.planning.results import Sweep, SweepPoint
 from headwise.cost.planning.setup import Predictor, Setup
 from headwise.cost.planning.verdict import Judge
@@ -19,7 +22,6 @@ STEPS_OF_AN_EDGE = 4
 """Steps that are told to find the largest length of a batch, about."""
 MAX_REPLAYED_LAYERS = 1536
 """Layers that may be replayed for the points of a sweep, beside those that its judge may replay anyway."""
-AXES = ("batch", "seq")
 MAX_TEXT = 400  # characters of a range
 
 
@@ -34,6 +36,8 @@ def sweep_sizes(
 ) -> Sweep:
     """Predict a step at every batch with every length, and for each batch find the largest length that fits.
 
+    Of a model of images of any size, lengths are sizes of its image; its points and edges tell the tokens.
+
     A length beyond the model's position table is reckoned with a longer table. Points that the predictor cannot tell
     are left out, as lengths that cannot be shared out equally among the devices of a sharding that does so.
 
@@ -45,7 +49,7 @@ def sweep_sizes(
         setup: all else of the step.
         device: what it should fit.
         batches: texts a pass, rising. Default: the setup's own.
-        seqs: tokens a text, rising; an image's length is fixed. Default: the setup's own.
+        seqs: tokens a text, rising, or pixels a side of an image, where it may have any size. Default: the setup's own.
         judge: of that device, with what it has judged. Default: a new one.
 
     Raises:
@@ -58,12 +62,14 @@ def sweep_sizes(
     points, refusals = [], []
     for batch in batches:
         for seq in seqs:
+            point = _at(setup, batch, seq)
             try:
-                verdict = judge(_at(setup, batch, seq))
+                verdict = judge(point)
             except HeadwiseError as error:
                 refusals.append(error)
             else:
-                points.append(SweepPoint(batch=batch, seq=seq, peak_bytes=verdict.peak_bytes, fits=verdict.fits))
+                tokens = point.workload.seq
+                points.append(SweepPoint(batch=batch, seq=tokens, peak_bytes=verdict.peak_bytes, fits=verdict.fits))
     if not points:
         raise ConfigError(f"a sweep must have a point that can be told; got none: {refusals[0]}")
     told = sorted({point.batch for point in points})
@@ -72,9 +78,14 @@ def sweep_sizes(
 
 def axes_of(setup: Setup, batches: tuple[int, ...], seqs: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the axes of a sweep of a setup, or raise ConfigError where they are none, as `sweep_sizes`."""
-    batches, seqs = batches or (setup.workload.batch,), seqs or (setup.workload.seq,)
-    _require_few(setup, len(batches), len(seqs))
     patches = setup.config.patches if setup.config is not None else None
+    own = patches.image_size if isinstance(patches, GrowingPatches) else setup.workload.seq
+    batches, seqs = batches or (setup.workload.batch,), seqs or (own,)
+    _require_few(setup, len(batches), len(seqs))
+    if setup.config is not None and isinstance(patches, GrowingPatches):
+        for image in seqs:
+            with_image(setup.config, image)  # refuses what is no whole number of places
+        return batches, seqs
     if patches is not None and seqs != (patches.num_tokens,):
         raise ConfigError(
             f"a length must be an image's {patches.num_tokens} tokens; got {', '.join(map(str, seqs[:5]))}"
@@ -98,12 +109,26 @@ def _require_few(setup: Setup, num_batches: int, num_seqs: int) -> None:
         )
 
 
-def _at(setup: Setup, batch: int, seq: int) -> Setup:
-    return replace(setup, workload=replace(setup.workload, batch=batch, seq=seq))
+def _at(setup: Setup, batch: int, size: int) -> Setup:
+    """Return a setup at a batch and a length, or a size of image where it may have any."""
+    at_batch = replace(setup, workload=replace(setup.workload, batch=batch))
+    if setup.config is not None and isinstance(setup.config.patches, GrowingPatches):
+        return with_image_size(at_batch, size)
+    return with_length(at_batch, size)
 
 
-def parse_axes(texts: Sequence[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def axis_of(config: ModelConfig | None) -> str:
+    """Return what a sweep goes over beside batches: "image" of a model of images of any size, else "seq"."""
+    is_growing = config is not None and isinstance(config.patches, GrowingPatches)
+    return "image" if is_growing else "seq"
+
+
+def parse_axes(texts: Sequence[str], *, size: str = "seq") -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Read the axes of a sweep, "batch=1..64" and "seq=512,1024": its batches and its lengths, () for one left out.
+
+    Args:
+        texts: the axes.
+        size: name of the second one, from `axis_of`.
 
     Raises:
         ConfigError: an axis has another name or comes twice, or its sizes cannot be read.
@@ -112,12 +137,12 @@ def parse_axes(texts: Sequence[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     for text in texts:
         name, sign, sizes = text.partition("=") if isinstance(text, str) else ("", "", "")
         name = name.strip()
-        if not sign or name not in AXES:
-            raise ConfigError(f'a sweep must go over batch or seq, as in "batch=1..64"; got {shown(text)}')
+        if not sign or name not in ("batch", size):
+            raise ConfigError(f'a sweep must go over batch or {size}, as in "batch=1..64"; got {shown(text)}')
         if name in axes:
             raise ConfigError(f"a sweep must name {name} once; got {shown(text)} beside another")
         axes[name] = parse_range(sizes)
-    return axes.get("batch", ()), axes.get("seq", ())
+    return axes.get("batch", ()), axes.get(size, ())
 
 
 def parse_range(text: str) -> tuple[int, ...]:

@@ -19,8 +19,8 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ("norm", r"", r"norm(\d*d|gated|layer|perhead|zero\w*|1p)?$"),
     ("other", r"pooler|classifier|score|qa_outputs|lm_head\.dense", r"headtransform"),
     (OUTPUT_HEAD, r"lm_head|vocab_projector", r"lmpredictionhead|lmhead$"),
-    ("embedding", r"wte|wpe|\w*embed(ding)?s?", r"embed(ding)?s?(\d?d|er|table|sine)?$"),
-    ("attention", r"\w*attn|\w*attention", r"attention|attn|selfoutput"),
+    ("embedding", r"wte|wpe|patch_proj|\w*embed(ding)?s?", r"embed(ding)?s?(\d?d|er|table|sine)?$"),
+    ("attention", r"[qkv]|\w*attn|\w*attention", r"attention|attn|selfoutput"),
     (
         "feed_forward",
         r"mlp|ffn|feed_forward|linear1|linear2|fc1|fc2|experts|densereludense",

@@ -1,6 +1,6 @@
 """Checks of what a sharding needs of a model and a workload."""
 
-from headwise.config.attention import AttentionConfig
+from headwise.config.attention import ALiBi, AttentionConfig, T5Bias
 from headwise.config.latent import LatentAttentionConfig
 from headwise.config.model import ModelConfig
 from headwise.cost.sharding.results import Sharding
@@ -53,6 +53,11 @@ def require_ring(config: ModelConfig, workload: Workload, sharding: Sharding) ->
             raise UnsupportedError(
                 f"sharding 'context' needs causal or full attention; got {attention.mask!r} at {workload.seq} tokens"
             )
+        if isinstance(attention, AttentionConfig) and (
+            attention.sink or isinstance(attention.position, ALiBi | T5Bias)
+        ):
+            what = "a sink" if attention.sink else f"position {attention.position!r}"
+            raise UnsupportedError(f"sharding 'context' needs scores of keys alone, with no bias; got {what}")
         if config.model_type == "headwise" and isinstance(attention, AttentionConfig):
             kernel = plan_kernel(attention, workload)[1]
         else:

@@ -65,7 +65,7 @@ def _run(tape: Tape, node: Node, flows: dict[int, Storage]) -> list[tuple[Edge, 
     scratch = [tape.new(f"workspace of {node.name} backward", shape, dtype) for shape in node.scratch]
     if node.workspace_bytes:
         scratch.append(tape.new(f"workspace of the kernel of {node.name} backward", (node.workspace_bytes,), "uint8"))
-    if node.needs_dense and gradient.is_expanded:
+    if node.needs_dense and (gradient.is_expanded or gradient.layout == "places"):
         scratch.append(tape.new(f"gradient of {node.name}, made dense", node.shape, dtype))
     is_copied = gradient.layout in node.copied_layouts
     outgoing: list[tuple[Edge, Storage]] = []

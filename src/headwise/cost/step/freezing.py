@@ -1,12 +1,18 @@
 """Frozen layers: which of a model's weights do not learn, and where gradients flow through them all the same."""
 
 from headwise.config.model import ModelConfig
+from headwise.config.vision_model import MapPlaces
 from headwise.cost.workload import Workload
 from headwise.errors import ConfigError
 
 
 def require_frozen(config: ModelConfig, workload: Workload) -> None:
-    """Raise ConfigError unless the model has as many layers as are frozen."""
+    """Raise ConfigError unless the model has as many layers as are frozen, and they stand on what they read alone."""
+    if workload.frozen_layers and isinstance(config.patches, MapPlaces):
+        raise ConfigError(
+            f"frozen_layers must be 0 of {config.name}, whose convolutions stand beside its layers, not below them; "
+            f"got {workload.frozen_layers}"
+        )
     if workload.frozen_layers > config.num_layers:
         raise ConfigError(
             f"frozen_layers must be at most the number of layers of {config.name}, {config.num_layers}; "

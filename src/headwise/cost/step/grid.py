@@ -1,4 +1,4 @@
-"""Grid: an integer or bool tensor on a tape, which a mask can be asked about: what it makes is seen, no number is."""
+"""Grid: a tensor of places on a tape, which a mask or a bias can be asked about: its memory is seen, no number is."""
 
 from math import prod
 from typing import Any
@@ -9,20 +9,27 @@ from headwise.cost.step.tape import Shape, Storage, Tape
 class Grid:
     """A tensor that operators make others of, in the shape to which both sides broadcast.
 
-    Arithmetic gives int64, comparisons give bool, and `& | ^` what comes. The memory of each lives as long as Python
-    holds it, as a tensor's does.
+    Arithmetic gives int64, comparisons give bool, and `& | ^` what comes; `made` gives any dtype. The memory of each
+    lives as long as Python holds it, as a tensor's does.
 
     Args:
         tape: where it is made.
         shape: its shape.
-        dtype: "int64" or "bool".
+        dtype: "int64", "bool", or one of numbers.
     """
 
-    __slots__ = ("_storage", "_tape", "dtype", "shape")
+    __slots__ = ("_tape", "dtype", "shape", "storage")
 
     def __init__(self, tape: Tape, shape: Shape, dtype: str = "int64"):
         self._tape, self.shape, self.dtype = tape, shape, dtype
-        self._storage: Storage = tape.new("what a mask makes", shape, dtype)
+        self.storage: Storage = tape.new("what a mask makes", shape, dtype, layout="heads")
+
+    def made(self, dtype: str, *others: "Grid") -> "Grid":
+        """Return what an operation makes of it, and of others, element by element."""
+        shape = self.shape
+        for other in others:
+            shape = _broadcast(shape, other.shape)
+        return Grid(self._tape, shape, dtype)
 
     @property
     def size(self) -> int:
@@ -63,5 +70,5 @@ def _shape_of(other: "Grid | int") -> Shape:
 
 
 def _broadcast(some: Shape, other: Shape) -> Shape:
-    """Return the shape to which two broadcast; of five dimensions each, or none."""
+    """Return the shape to which two broadcast; of as many dimensions each, or none."""
     return tuple(max(pair) for pair in zip(some, other, strict=True)) if other else some

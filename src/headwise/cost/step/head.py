@@ -22,7 +22,9 @@ def play_head(run: Run, config: ModelConfig, weights: Weights, x: Value) -> tupl
     if head is None:
         return (x,) if pooled is None else (x, pooled)
     states = x
-    if not head.per_token:
+    if not head.per_token and run.family.has_plain_head:
+        states = ops.mean_over_tokens("mean state", x)
+    elif not head.per_token:
         states = ops.first_token(x) if pooled is None else pooled
     if head.transform:
         states = project("transform output", states, weights, "transform")
@@ -31,17 +33,19 @@ def play_head(run: Run, config: ModelConfig, weights: Weights, x: Value) -> tupl
     states = run.dropout("head input", states, head.dropout_p)
     if run.workload.phase == "train" and run.workload.loss == "chunked_cross_entropy":
         return (states,)
-    scores = play_scores(head, weights, states)
-    # A decoder that classifies texts scores every token.
+    scores = play_scores(head, weights, states, holds_uncapped=run.family.has_plain_head)
+    # A decoder of transformers that classifies texts scores every token.
     is_of_texts = head.kind == "classifier" and config.kind == "decoder" and not head.bias
+    is_of_texts = is_of_texts and not run.family.has_plain_head
     return (_pick_last(scores), scores) if is_of_texts else (scores,)
 
 
-def play_scores(head: OutputHead, weights: Weights, states: Value) -> Value:
-    """Project states to the scores, and cap them where the head does."""
+def play_scores(head: OutputHead, weights: Weights, states: Value, *, holds_uncapped: bool = False) -> Value:
+    """Project states to the scores, and cap them where the head does; ours holds what they were until it returns."""
     scores = project("output scores", states, weights, "output")
     if head.softcap is None:
         return scores
+    _uncapped = scores if holds_uncapped else None
     scores = ops.scale("output scores over the cap", scores)
     scores = ops.tanh("output scores, tanh", scores)
     return ops.scale("output scores, capped", scores)

@@ -4,6 +4,7 @@ from headwise.config.attention import AttentionConfig
 from headwise.config.latent import LatentAttentionConfig
 from headwise.config.model import ModelConfig
 from headwise.config.position import Rotary
+from headwise.config.vision_model import MapPlaces
 from headwise.cost.step.run import Family
 from headwise.cost.step.tape import Shape, Tape, Value
 from headwise.cost.workload import Workload
@@ -11,6 +12,8 @@ from headwise.cost.workload import Workload
 
 def make_inputs(tape: Tape, config: ModelConfig, workload: Workload) -> dict[str, Value]:
     """Make what the model is called with."""
+    if isinstance(config.patches, MapPlaces):
+        return _make_map(tape, config, config.patches, workload)
     if config.patches is not None:
         side = config.patches.image_size
         pixels = (workload.batch, config.patches.num_channels, side, side)
@@ -22,6 +25,19 @@ def make_inputs(tape: Tape, config: ModelConfig, workload: Workload) -> dict[str
         source = (workload.batch, workload.seq, config.embed_dim)
         return _make(tape, shapes | {"encoder output": (source, workload.weight_dtype)})
     return _make(tape, {"source ids": shapes["token ids"]} | shapes)
+
+
+def _make_map(tape: Tape, config: ModelConfig, places: MapPlaces, workload: Workload) -> dict[str, Value]:
+    """Make the map that a C3TR reads, and what its batch norms remember of maps before."""
+    side = places.places_per_side
+    shapes: dict[str, tuple[Shape, str]] = {
+        "feature map": ((workload.batch, places.num_channels, side, side), workload.weight_dtype)
+    }
+    for name, channels in (("cv1", config.embed_dim), ("cv2", config.embed_dim), ("cv3", places.out_channels)):
+        for part in ("mean", "variance"):
+            shapes[f"{name} running {part}"] = ((channels,), workload.weight_dtype)
+        shapes[f"{name} number of batches"] = ((), "int64")
+    return _make(tape, shapes)
 
 
 def make_buffers(tape: Tape, config: ModelConfig, family: Family) -> dict[str, Value]:

@@ -1,6 +1,7 @@
 """Which implementations can be played on a tape: those of transformers 5.24, by `model_type`."""
 
 from headwise.config.model import ModelConfig
+from headwise.config.vision_model import COMPATIBLE, GrowingPatches, MapPlaces
 from headwise.cost.step.families.bert import BERT, DISTILBERT, ROBERTA
 from headwise.cost.step.families.deepseek import DEEPSEEK_V3
 from headwise.cost.step.families.gpt2 import GPT2
@@ -21,7 +22,9 @@ from headwise.cost.step.families.llama import (
 )
 from headwise.cost.step.families.qwen3_next import QWEN3_NEXT
 from headwise.cost.step.families.t5 import T5
+from headwise.cost.step.families.vision import C3TR, PATCH_ENCODER
 from headwise.cost.step.families.vit import VIT
+from headwise.cost.step.families.yolov5 import YOLOV5, require_played
 from headwise.cost.step.oddities import find_oddity
 from headwise.cost.step.run import Family
 from headwise.cost.workload import Workload
@@ -65,6 +68,11 @@ def family_of(config: ModelConfig, workload: Workload) -> Family:
         UnsupportedError: the `model_type` is not known, the implementation that is known has no such layers or
             attention, or checkpointing of it is not known.
     """
+    if isinstance(config.patches, GrowingPatches):  # of image_model: it has no other parts
+        if config.model_type == COMPATIBLE:
+            require_played(workload)
+            return YOLOV5
+        return C3TR if isinstance(config.patches, MapPlaces) else PATCH_ENCODER
     family = FAMILIES.get(config.model_type)
     if family is None:
         raise UnsupportedError(

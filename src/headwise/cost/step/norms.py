@@ -14,8 +14,42 @@ def layer_norm(name: str, x: Value, weight: Value, bias: Value) -> Value:
     x, weight, bias = cast_inputs("layer_norm", x, weight, bias)
     dtype = "float32" if tape.device == "cuda" else promote(x, weight)
     rows = (*x.shape[:-1], 1)
+    is_copied = x.storage.layout == "places"
+    _copy = tape.new(f"{name} input, in the order of tokens", x.shape, x.dtype) if is_copied else None
     kept = (x.storage, tape.new(f"{name} mean", rows, dtype), tape.new(f"{name} inverse deviation", rows, dtype))
-    return tape.apply(name, x.shape, fresh=(x, weight, bias), kept=kept, keeps_statistics=True, needs_dense=True)
+    return tape.apply(
+        name,
+        x.shape,
+        fresh=(x, weight, bias),
+        kept=kept,
+        keeps_statistics=True,
+        needs_dense=True,
+        scratch=(x.shape,) if is_copied else (),
+        gradient_layouts=("tokens", "same", "same") if is_copied else (),
+    )
+
+
+def batch_norm(name: str, x: Value, weight: Value, bias: Value, *, is_training: bool) -> Value:
+    """Batch normalisation of a map (B, C, H, W); keeps x, and in training the mean and inverse deviation of channels.
+
+    These are float32 on CUDA, and as wide as the weight on CPU. There, backward copies a gradient that lies in memory
+    as x does; one in another order it reads as it is.
+    """
+    tape = x.storage.tape
+    kept = [x.storage]
+    if is_training:
+        dtype = "float32" if tape.device == "cuda" else weight.dtype
+        channels = weight.shape
+        kept += [tape.new(f"{name} {part}", channels, dtype) for part in ("mean", "inverse deviation")]
+    return tape.apply(
+        name,
+        x.shape,
+        fresh=(x, weight, bias),
+        kept=kept,
+        keeps_statistics=True,
+        needs_dense=tape.device == "cpu",
+        layout="places",
+    )
 
 
 def rms_norm(name: str, x: Value, weight: Value) -> Value:
@@ -55,10 +89,18 @@ def rms_norm_of_torch(name: str, x: Value, weight: Value) -> Value:
     tape = x.storage.tape
     x, weight = cast_inputs("rms_norm", x, weight)
     if tape.device == "cpu":
-        normed = multiply(name, _norm_in_float32(name, x), weight)
-        return cast(lay_out_heads(name, normed), x.dtype)
+        return cast(_norm_by_parts(name, x, weight), x.dtype)
     deviation = tape.new(f"{name} inverse deviation", (*x.shape[:-1], 1))
     return tape.apply(name, x.shape, fresh=(x, weight), kept=(x.storage, weight.storage, deviation), needs_dense=True)
+
+
+def _norm_by_parts(name: str, x: Value, weight: Value) -> Value:
+    """Norm in float32, laid out anew; what it reads and divides by is held until it returns."""
+    wide = cast(x, "float32")
+    deviation = _inverse_deviation(name, _variance(name, wide))
+    normed = multiply(f"{name} before weight", wide, deviation)
+    normed = multiply(name, normed, weight)
+    return lay_out_heads(name, normed)
 
 
 def _norm_in_float32(name: str, x: Value) -> Value:

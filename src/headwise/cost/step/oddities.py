@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from headwise.config.attention import AttentionConfig
 from headwise.config.block import AnyAttention, BlockConfig, FeedForwardConfig
+from headwise.config.head import OutputHead
 from headwise.config.linear import LinearAttentionConfig
 from headwise.config.model import EncoderConfig, ModelConfig
 from headwise.config.position import Rotary, T5Bias
@@ -41,9 +42,13 @@ def _of_model(config: ModelConfig, family: Family, blocks: list[BlockConfig]) ->
         yield config.vocab_size > 0, f"patches and vocab_size {config.vocab_size}"
         rows = config.position_table_size
         yield rows != config.patches.num_tokens, f"a position table of {rows} rows for {config.patches.num_tokens}"
+    yield from _of_encoder(config.encoder)
+    if family.has_plain_head and config.head is not None:
+        yield from _of_plain_head(config.head)
+    if "own positions" in family.parts:
+        return
     widths = {_rotary_dim(block.attention) for block in blocks} - {0}  # SmolLM3 has layers that turn nothing
     yield len(widths) > 1, "layers of several rotary widths"
-    yield from _of_encoder(config.encoder)
     for stack in (config.blocks, config.encoder.blocks if config.encoder is not None else ()):
         positions = [block.attention.position for block in stack]
         owners = [isinstance(position, T5Bias) and position.owns_table for position in positions]
@@ -57,6 +62,14 @@ def _of_encoder(encoder: EncoderConfig | None) -> Oddities:
         yield not encoder.final_norm, "an encoder without a final norm"
         yield encoder.embedding_norm, "an encoder with an embedding norm"
         yield encoder.position_table_size > 0, "an encoder with a position table"
+
+
+def _of_plain_head(head: OutputHead) -> Oddities:
+    yield head.transform, "a head with a transform"
+    yield head.tied and head.bias, "a tied head with a bias"
+    is_classifier = head.kind == "classifier"
+    yield is_classifier and (head.tied or head.softcap is not None), "a classifier that is tied or capped"
+    yield not is_classifier and head.dropout_p > 0, f"dropout_p {head.dropout_p} before the scores"
 
 
 def _of_block(block: BlockConfig, family: Family) -> Oddities:
@@ -74,7 +87,7 @@ def _of_block(block: BlockConfig, family: Family) -> Oddities:
         yield from _of_attention(cross, parts)
     yield block.norm_placement not in family.norm_placements, f"norm_placement {block.norm_placement!r}"
     yield block.parallel and "parallel" not in parts, "attention and feed-forward in parallel"
-    yield block.shared_norm, "one norm for two branches"
+    yield block.shared_norm and "shared_norm" not in parts, "one norm for two branches"
     yield block.dropout_p > 0 and "dropout_p" not in parts, f"dropout_p {block.dropout_p} of a layer"
     yield from _of_feed_forward(block.feed_forward, family)
 
@@ -87,9 +100,11 @@ def _of_attention(attention: AnyAttention, parts: frozenset[Part]) -> Oddities:
         yield position.pairing != "half" and "interleaved" not in parts, f"pairing {position.pairing!r}"
         is_partial = position.rotary_dim is not None and position.rotary_dim != _rotated_width(attention)
         yield is_partial and "rotary_dim" not in parts, f"rotary_dim {position.rotary_dim}"
+    if isinstance(position, T5Bias):
+        yield "own positions" in parts and not position.owns_table, "a table of biases in another layer"
     if not isinstance(attention, AttentionConfig):
         return
-    yield attention.sink and "sink" not in parts, "a sink"
+    yield attention.sink and not parts & {"sink", "any sink"}, "a sink"
     yield not attention.sink and "sink" in parts, "no sink"
     has_gate = "output_gate" in parts
     yield attention.output_gate != has_gate, "no output gate" if has_gate else "an output gate"
@@ -99,6 +114,7 @@ def _of_attention(attention: AnyAttention, parts: frozenset[Part]) -> Oddities:
     yield attention.softcap is not None and "softcap" not in parts, f"softcap {attention.softcap}"
     norm = f"qk_norm over {attention.qk_norm_over}"
     yield attention.qk_norm and norm not in parts, norm
+    yield has_gate and not attention.qk_norm, "no qk_norm"  # the one family with gates has both
     is_grouped = attention.num_kv_heads != attention.num_heads
     yield is_grouped and "num_kv_heads" not in parts, f"num_kv_heads {attention.num_kv_heads}"
     is_even = attention.num_heads * attention.head_dim == width

@@ -49,7 +49,7 @@ def add(name: str, a: Value, b: Value) -> Value:
 
 
 def subtract(name: str, a: Value, b: Value) -> Value:
-    """`a - b`, of equal shapes; keeps nothing."""
+    """`a - b`; keeps nothing. A smaller `b` is spread over `a`."""
     dtype = promote(a, b)
     passed = [a] if a.dtype == dtype else []
     fresh = [one for one in (a, b) if one not in passed]
@@ -68,6 +68,11 @@ def shift(name: str, x: Value, other: Storage | None = None) -> Value:
     if dtype == x.dtype:
         return tape.apply(name, x.shape, passed=(x,), layout=x.storage.layout)
     return tape.apply(name, x.shape, fresh=(x,), dtype=dtype, layout=x.storage.layout)
+
+
+def clamp(name: str, x: Value) -> Value:
+    """`x` within bounds; keeps x."""
+    return x.storage.tape.apply(name, x.shape, fresh=(x,), kept=(x.storage,), layout=x.storage.layout)
 
 
 def fill(name: str, x: Value, mask: Storage) -> Value:
@@ -95,6 +100,11 @@ def power(name: str, x: Value) -> Value:
 def mean(name: str, x: Value) -> Value:
     """Mean over the last dimension, which stays with length 1; keeps nothing."""
     return x.storage.tape.apply(name, (*x.shape[:-1], 1), fresh=(x,))
+
+
+def mean_over_tokens(name: str, x: Value) -> Value:
+    """Mean over the tokens of each text, (B, T, E) -> (B, E); keeps nothing."""
+    return x.storage.tape.apply(name, (x.shape[0], *x.shape[2:]), fresh=(x,))
 
 
 def inverse_root(name: str, x: Value) -> Value:
@@ -171,6 +181,13 @@ def softmax(name: str, x: Value, dtype: str | None = None) -> Value:
     if tape.device == "cpu" or (x.dtype, dtype) != ("float16", "float32"):
         x = cast(x, dtype)
     return tape.apply(name, x.shape, fresh=(x,), dtype=dtype, keeps_result=True, layout=x.storage.layout)
+
+
+def logsumexp(name: str, x: Value) -> Value:
+    """Logarithm of the sum of the exponentials over the last dimension, which goes; keeps x and its result."""
+    return x.storage.tape.apply(
+        name, x.shape[:-1], fresh=(x,), kept=(x.storage,), keeps_result=True, scratch=(x.shape, x.shape), layout="heads"
+    )
 
 
 def tanh(name: str, x: Value) -> Value:

@@ -112,9 +112,13 @@ def _play_forward(
             run.layer = f"layer {index}"
             x = _play_layer(run, family, block, weights.layers[index], x)
         tape.begin("forward: head")
+        last = [x]
+        del x  # the head alone holds it, and lets go of it behind the final norm
         with tape.owned_by("head"):
-            result = play_head(run, config, weights.top, x)
-        del x
+            result = play_head(run, config, weights.top, last.pop())
+        if family.finish is not None:
+            with tape.owned_by("head"):
+                result = (family.finish(run, config, weights.top, inputs, result[0]),)
         tape.begin(LOSS)
         if workload.phase != "train":
             return None

@@ -30,9 +30,12 @@ Part = Literal[
     "interleaved",
     "cross_attention",
     "parallel",
+    "shared_norm",
+    "own positions",
     "gated",
     "plain",
     "sink",
+    "any sink",
     "output_gate",
     "shared expert",
     "shared_gate",
@@ -42,7 +45,11 @@ Part = Literal[
     "position_table_size",
     "pooler",
 ]
-"""What models of a family may have and need not: settings of a config by name, other than those that all have."""
+"""What models of a family may have and need not: settings of a config by name, other than those that all have.
+
+All layers of a family with "sink" have one, and with "any sink" some may; with "own positions" each layer makes its own
+angles and owns its own table of biases.
+"""
 
 HeadsConfig = AttentionConfig | LatentAttentionConfig
 """Kinds of layer that compute scores of pairs of tokens."""
@@ -88,6 +95,8 @@ class Family:
         has_experts: its feed-forward may be a mixture of experts.
         drops_last_state: dropout follows the final norm (T5).
         drops_before_pooler: dropout precedes the pooler of a classifier (RoBERTa).
+        has_plain_head: its head is one projection, of each token's state or of the mean of a text's (ours).
+        finish: (run, config, weights, inputs, last hidden state) -> what the model returns in its place.
     """
 
     embed: Callable[["Run", ModelConfig, Weights, Weights, Weights], Value]
@@ -108,6 +117,8 @@ class Family:
     has_experts: bool = False
     drops_last_state: bool = False
     drops_before_pooler: bool = False
+    has_plain_head: bool = False
+    finish: Callable[["Run", ModelConfig, Weights, Weights, Value], Value] | None = None
 
 
 @dataclass

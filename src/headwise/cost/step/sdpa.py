@@ -35,9 +35,9 @@ def attend_fused(
     tape, head_dim = query.storage.tape, query.shape[3]
     if kernel == "flash":
         query, key, value = (_pad_heads(one) for one in (query, key, value))
-    if kernel == "efficient" and mask is not None:
-        mask = _align_rows(mask)
     batch, num_heads, seq, _ = query.shape
+    if kernel == "efficient" and mask is not None:
+        mask = _show_to_texts(_align_rows(mask), batch)
     kept = [query.storage, key.storage, value.storage, *_make_statistics(tape, kernel, (batch, num_heads, seq))]
     if mask is not None:
         kept.append(mask.storage)
@@ -79,6 +79,14 @@ def _align_rows(mask: Value) -> Value:
     shape = (*mask.shape[:-1], key_len - key_len % MASK_ALIGNMENT + MASK_ALIGNMENT)
     padded = mask.storage.tape.apply("attention mask, padded", shape, fresh=(mask,), layout="heads")
     return ops.cut(padded, key_len)
+
+
+def _show_to_texts(mask: Value, batch: int) -> Value:
+    """View one text's mask as that of all; of one that learns each text has a gradient, until they are summed."""
+    if mask.shape[0] == batch:
+        return mask
+    shape = (batch, *mask.shape[1:])
+    return mask.storage.tape.apply(mask.storage.record.name, shape, fresh=(mask,), storage=mask.storage)
 
 
 def _make_statistics(tape: Tape, kernel: str, rows: tuple[int, int, int]) -> list[Storage]:

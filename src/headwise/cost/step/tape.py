@@ -79,7 +79,7 @@ class Node:
         edges: where its gradients go.
         kept: storages that it holds for its backward.
         scratch: shapes of what its backward needs while it runs.
-        needs_dense: its backward copies a gradient that is one number spread out.
+        needs_dense: its backward copies a gradient that is one number spread out, or in the order "places".
         copied_layouts: orders in memory in which its backward copies the gradient before it passes it on.
         dtype: of a parameter.
         is_view: the result is a view of the input, and so is the gradient of the result's.
@@ -279,8 +279,9 @@ class Tape:
             keeps_statistics: some of `kept` is made by the operation itself, together with the result.
             scratch: shapes of what backward needs while it runs.
             workspace_bytes: bytes that its kernel takes for itself in backward.
-            needs_dense: backward copies a gradient that is a single number spread out.
-            layout: order of the result in memory: "tokens" (B, T, H, D), "heads" (B, H, T, D).
+            needs_dense: backward copies a gradient that is a single number spread out, or in the order "places".
+            layout: order of the result in memory: "tokens" (B, T, H, D), "heads" (B, H, T, D), "places" (B, E, T),
+                "sequence" (T, B, H, D).
             gradient_layouts: order of each fresh gradient in memory; also "columns" (B, H, D, T), "turned" (a weight
                 used as its transpose), "same" (as the result's own gradient, the default) and "view" (the same, but a
                 view, as of an input that is flattened first).

@@ -10,6 +10,7 @@ from headwise.config.latent import LatentAttentionConfig
 from headwise.config.linear import LinearAttentionConfig
 from headwise.config.model import BlockConfig, FeedForwardConfig, ModelConfig, PatchConfig
 from headwise.config.position import T5Bias
+from headwise.config.vision_model import COMPATIBLE, GrowingPatches, MapPlaces, StackedAttentionConfig
 from headwise.cost.step.lora import add_adapter
 from headwise.cost.step.run import Family
 from headwise.cost.step.tape import Shape, Tape, Value
@@ -56,6 +57,9 @@ class ModelWeights:
 
     def _embeddings(self, config: ModelConfig, norm: str) -> None:
         width = config.embed_dim
+        if isinstance(config.patches, MapPlaces):
+            self._around_places(config.patches, width, has_map=config.model_type == COMPATIBLE)
+            return
         if config.patches is not None:
             self._patches(config.patches, width)
             return
@@ -74,12 +78,23 @@ class ModelWeights:
             self.top[last] = self._parameter(last, (tables[last], width))
 
     def _patches(self, patches: PatchConfig, width: int) -> None:
-        """A convolution over patches, a learned class token, and a position for each token of the image."""
+        """A convolution over patches, and where images have one size a class token and a position for each token."""
         side = patches.patch_size
-        self.top["class token"] = self._parameter("class token", (1, 1, width))
-        self.top["position table"] = self._parameter("position table", (1, patches.num_tokens, width))
+        if not isinstance(patches, GrowingPatches):
+            self.top["class token"] = self._parameter("class token", (1, 1, width))
+            self.top["position table"] = self._parameter("position table", (1, patches.num_tokens, width))
         self.top["patch weight"] = self._parameter("patch weight", (width, patches.num_channels, side, side))
         self.top["patch bias"] = self._parameter("patch bias", (width,))
+
+    def _around_places(self, places: MapPlaces, width: int, *, has_map: bool) -> None:
+        """Three 1 x 1 convolutions with batch norms, and the compatible form's linear map of places."""
+        into, out = places.num_channels, places.out_channels
+        for name, inputs, outputs in (("cv1", into, width), ("cv2", into, width), ("cv3", 2 * width, out)):
+            with self._tape.owned_by(name):
+                self.top[f"{name} weight"] = self._parameter(f"{name} weight", (outputs, inputs, 1, 1))
+                self._norm(self.top, f"{name} norm", outputs, "layernorm")
+        if has_map:
+            self._linear(self.top, "linear", width, width, bias=True)
 
     def _encoder(self, config: ModelConfig, norm: str) -> list[dict[str, Value]]:
         if config.encoder is None:
@@ -93,7 +108,7 @@ class ModelWeights:
         weights: dict[str, Value] = {}
         for part in self._family.layer_weights:
             branch = next(name for name in ("cross-attention", "attention", "feed-forward") if part.startswith(name))
-            if branch == "cross-attention" and block.cross_attention is None:
+            if (branch == "cross-attention" and block.cross_attention is None) or not _has_norm(block, part):
                 continue
             with self._tape.owned_by(f"{owner} {branch}"):
                 if part.endswith("norm"):
@@ -108,6 +123,8 @@ class ModelWeights:
                     self._latent_attention(weights, block.attention)
                 elif isinstance(block.attention, LinearAttentionConfig):
                     self._linear_attention(weights, block.attention)
+                elif isinstance(block.attention, StackedAttentionConfig):
+                    self._stacked_attention(weights, block.attention)
                 elif isinstance(block.attention, AttentionConfig):
                     self._attention(weights, block.attention)
         return weights
@@ -134,6 +151,13 @@ class ModelWeights:
         if isinstance(config.position, T5Bias) and config.position.owns_table:
             shape = (config.position.num_buckets, config.num_heads)
             weights["bias table weight"] = self._parameter("bias table weight", shape)
+
+    def _stacked_attention(self, weights: dict[str, Value], config: StackedAttentionConfig) -> None:
+        width = config.embed_dim
+        for name in ("q_proj", "k_proj", "v_proj"):
+            self._linear(weights, f"first {name}", width, width, bias=False)
+        self._linear(weights, "in_proj", width, 3 * width, bias=True)
+        self._linear(weights, "out_proj", width, width, bias=True)
 
     def _latent_attention(self, weights: dict[str, Value], config: LatentAttentionConfig) -> None:
         width, heads, bias = config.embed_dim, config.num_heads, config.projection_bias
@@ -230,3 +254,11 @@ class ModelWeights:
 
     def _parameter(self, name: str, shape: Shape) -> Value:
         return self._tape.parameter(name, shape, self._dtype, is_frozen=self._is_frozen)
+
+
+def _has_norm(block: BlockConfig, part: str) -> bool:
+    """Tell whether a block has a part that is a norm; True of other parts."""
+    if part.endswith("output norm"):
+        return block.norm_placement in ("both", "output")
+    is_shared = block.shared_norm and part == "feed-forward norm"
+    return not part.endswith("norm") or (block.norm_placement != "output" and not is_shared)

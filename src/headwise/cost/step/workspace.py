@@ -19,8 +19,9 @@ def backward_workspace(
     Args:
         kernel: "flash_cpu", "flash", "efficient" or "cudnn".
         query, key, value: (B, H, T, D), (B, K, S, D), (B, K, S, V).
-        output_layout: order of the output in memory; what is not in that of tokens is copied.
-        gradient_layout: that of its gradient. Default: the same.
+        output_layout: order of the output in memory; the flash kernel copies what is not in that of tokens.
+        gradient_layout: that of its gradient; both kernels copy one in the order of "heads", and one whose images
+            alternate, "sequence" (T, B, H, D). Default: the same.
         compute_capability: of the CUDA device.
     """
     batch, num_heads, query_len, head_dim = query.shape
@@ -39,7 +40,8 @@ def backward_workspace(
             number_bytes=number_bytes,
         )
     if kernel == "efficient":
-        return efficient_backward_bytes(
+        copied = gradient_layout == "sequence" or (gradient_layout == "heads" and 1 not in (num_heads, query_len))
+        return copied * number_bytes * batch * num_heads * query_len * value.shape[3] + efficient_backward_bytes(
             batch=batch,
             num_heads=num_heads,
             query_len=query_len,
