@@ -420,6 +420,8 @@ REFUSED = [
     ("bert", {"architectures": ["BertForMaskedLM"], "tie_word_embeddings": False}, "tie_word_embeddings false"),
     ("gpt2", {"add_cross_attention": True}, "cross-attention cannot be read"),
     ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention true"),
+    ("llama", {"is_causal": False}, "is_causal must be true or left out, since llama is read with causal masks; got f"),
+    ("gpt2", {"is_causal": False}, "is_causal must be true or left out, since gpt2 is read with causal masks; got f"),
     ("llama", {"per_layer_config": {"0": {}}}, "got per_layer_config"),
     ("bert", {"hidden_size": "768"}, "hidden_size must be a whole number; got '768'"),
     ("bert", {"hidden_size": None}, "hidden_size must be a whole number; got None"),

@@ -483,6 +483,11 @@ for backend, module, call in cases:
         # a graph runs the same operations, in the same order or in one that rounds float32 sums otherwise
         torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-4)
     assert counter.frame_count == 1, (module, counter.frame_count)  # one graph, and none anew for more of the same
+    if not call and not isinstance(module, PatchEncoder):
+        for length in (7, 11, 9):
+            x = torch.randn(2, length, 12)
+            torch.testing.assert_close(compiled(x), module(x), rtol=1e-4, atol=1e-4)
+        assert counter.frame_count == 2, (module, counter.frame_count)  # one more, for any length
     torch._dynamo.reset()
 """
 

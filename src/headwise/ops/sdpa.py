@@ -32,7 +32,7 @@ def sdpa_attention(call: Call) -> AttentionOutput:
         is_zero = call.score_scale == 0
         call = call._replace(query=call.query * (0 if is_zero else -1), scale=1 if is_zero else -call.score_scale)
     form = form_of(call)
-    is_packed = call.query.shape[1] != call.key.shape[1] and plan_kernel(call)[0]
+    is_packed = _is_packed(call)
     is_causal = form.kind == "causal" and call.bias is None and not is_packed
     mask = is_empty = None
     if form.kind != "none" and not is_causal:
@@ -54,6 +54,12 @@ def sdpa_attention(call: Call) -> AttentionOutput:
     if call.sink is not None:
         output = output[:, :, output.shape[2] - call.query.shape[2] :, : call.value.shape[-1]]
     return AttentionOutput(output if is_empty is None else output.masked_fill(is_empty, 0.0))
+
+
+def _is_packed(call: Call) -> bool:
+    """Tell whether the queries of a group are packed: a single one always, whatever the lengths."""
+    is_grouped = call.query.shape[1] != call.key.shape[1]
+    return is_grouped and (call.query.shape[2] == 1 or plan_kernel(call)[0])
 
 
 def plan_kernel(call: Call) -> tuple[bool, KernelChoice]:
@@ -80,8 +86,9 @@ def plan_kernel(call: Call) -> tuple[bool, KernelChoice]:
         grouped=queries_per_kv > 1,
         dropout_p=call.dropout_p,
         requires_grad=call.needs_gradient,
-        query_len=query_len,
-        key_len=key_len,
+        # A graph serves any lengths: words about them would tie it to those it is made with.
+        query_len=None if torch.compiler.is_compiling() else query_len,
+        key_len=None if torch.compiler.is_compiling() else key_len,
         contiguous=call.sink is not None or all(tensor.stride(-1) == 1 for tensor in call[:3]),
         compute_capability=torch.cuda.get_device_capability(query.device) if query.is_cuda else (8, 0),
         mask_dims=4,
