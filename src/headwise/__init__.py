@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     from headwise.api.oom import oom as oom
     from headwise.api.report import make_report as make_report
     from headwise.api.tracking import track as track
+    from headwise.caches.base import CacheView as CacheView
+    from headwise.caches.base import KVCache as KVCache
+    from headwise.caches.model import ModelCache as ModelCache
+    from headwise.caches.paged import PagedCache as PagedCache
+    from headwise.caches.quantized import QuantizedCache as QuantizedCache
+    from headwise.caches.rolling import RollingCache as RollingCache
+    from headwise.caches.slots import CrossCache as CrossCache
+    from headwise.caches.slots import GrowingCache as GrowingCache
+    from headwise.caches.slots import StaticCache as StaticCache
     from headwise.config.attention import AttentionConfig as AttentionConfig
     from headwise.config.attention import Rotary as Rotary
     from headwise.config.latent import LatentAttentionConfig as LatentAttentionConfig
@@ -37,6 +46,8 @@ if TYPE_CHECKING:
     from headwise.config.vision import C3TRConfig as C3TRConfig
     from headwise.config.vision import PatchEncoderConfig as PatchEncoderConfig
     from headwise.convert.huggingface import from_huggingface as from_huggingface
+    from headwise.convert.language_model import language_model_from_huggingface as language_model_from_huggingface
+    from headwise.convert.latent import latent_from_huggingface as latent_from_huggingface
     from headwise.convert.surgery import merge_kv_heads as merge_kv_heads
     from headwise.convert.surgery import prune_heads as prune_heads
     from headwise.convert.swap import swap as swap
@@ -73,8 +84,13 @@ if TYPE_CHECKING:
     from headwise.nn.build import build as build
     from headwise.nn.c3tr import C3TR as C3TR
     from headwise.nn.classifier import Classifier as Classifier
+    from headwise.nn.generation import generate as generate
+    from headwise.nn.generation import stream as stream
     from headwise.nn.language_model import LanguageModel as LanguageModel
+    from headwise.nn.latent import LatentAttention as LatentAttention
+    from headwise.nn.lookup import Lookup as Lookup
     from headwise.nn.multihead import MultiHeadAttention as MultiHeadAttention
+    from headwise.nn.sampling import Sampling as Sampling
     from headwise.nn.torch_multihead import TorchMultiheadAttention as TorchMultiheadAttention
     from headwise.nn.transformer import Transformer as Transformer
     from headwise.nn.vision import PatchEncoder as PatchEncoder
@@ -100,8 +116,10 @@ _MODULE_OF = {
     "BlockSparse": "headwise.masks.tables",
     "C3TR": "headwise.nn.c3tr",
     "C3TRConfig": "headwise.config.vision",
+    "CacheView": "headwise.caches.base",
     "Causal": "headwise.masks.patterns",
     "Classifier": "headwise.nn.classifier",
+    "CrossCache": "headwise.caches.slots",
     "Dilated": "headwise.masks.sparse",
     "Documents": "headwise.masks.tables",
     "DynamicNTKScaling": "headwise.config.scaling",
@@ -111,9 +129,12 @@ _MODULE_OF = {
     "Full": "headwise.masks.patterns",
     "GlobalTokens": "headwise.masks.sparse",
     "GridRotaryPositions": "headwise.positions.grid",
+    "GrowingCache": "headwise.caches.slots",
     "HeadwiseError": "headwise.errors",
+    "KVCache": "headwise.caches.base",
     "KeyPadding": "headwise.masks.data",
     "LanguageModel": "headwise.nn.language_model",
+    "LatentAttention": "headwise.nn.latent",
     "LatentAttentionConfig": "headwise.config.latent",
     "LearnedPositions": "headwise.positions.absolute",
     "LinearAttentionConfig": "headwise.config.linear",
@@ -121,21 +142,28 @@ _MODULE_OF = {
     "Llama3Scaling": "headwise.config.scaling",
     "LocalWindow": "headwise.masks.sparse",
     "LongRoPEScaling": "headwise.config.scaling",
+    "Lookup": "headwise.nn.lookup",
     "Lora": "headwise.cost.workload",
     "Mask": "headwise.masks.patterns",
+    "ModelCache": "headwise.caches.model",
     "ModelConfig": "headwise.config.model",
     "MultiHeadAttention": "headwise.nn.multihead",
     "NTKScaling": "headwise.config.scaling",
     "OutputHead": "headwise.config.model",
+    "PagedCache": "headwise.caches.paged",
     "PatchConfig": "headwise.config.model",
     "PatchEncoder": "headwise.nn.vision",
     "PatchEncoderConfig": "headwise.config.vision",
     "PrefixLM": "headwise.masks.sparse",
+    "QuantizedCache": "headwise.caches.quantized",
+    "RollingCache": "headwise.caches.rolling",
     "Rotary": "headwise.config.attention",
     "RotaryPositions": "headwise.positions.rotary",
+    "Sampling": "headwise.nn.sampling",
     "Sharding": "headwise.cost.sharding.results",
     "SinusoidalPositions": "headwise.positions.absolute",
     "SlidingWindow": "headwise.masks.patterns",
+    "StaticCache": "headwise.caches.slots",
     "Strided": "headwise.masks.sparse",
     "T5Bias": "headwise.config.position",
     "T5RelativeBias": "headwise.positions.bias",
@@ -154,6 +182,9 @@ _MODULE_OF = {
     "fit": "headwise.api.fit",
     "from_huggingface": "headwise.convert.huggingface",
     "from_torch": "headwise.convert.torch_attention",
+    "generate": "headwise.nn.generation",
+    "language_model_from_huggingface": "headwise.convert.language_model",
+    "latent_from_huggingface": "headwise.convert.latent",
     "make_report": "headwise.api.report",
     "mask_from_huggingface": "headwise.masks.conventions",
     "mask_from_torch": "headwise.masks.conventions",
@@ -165,6 +196,7 @@ _MODULE_OF = {
     "preset": "headwise.config.presets",
     "prune_heads": "headwise.convert.surgery",
     "replay_ledger": "headwise.cost.allocator",
+    "stream": "headwise.nn.generation",
     "swap": "headwise.convert.swap",
     "to_torch": "headwise.convert.torch_attention",
     "trace_step": "headwise.cost.tracing.trace",
