@@ -9,7 +9,8 @@ from headwise.caches.quantized import QuantizedCache
 from headwise.caches.rolling import RollingCache
 from headwise.caches.slots import GrowingCache, StaticCache
 from headwise.config.position import Rotary
-from headwise.errors import ConfigError
+from headwise.config.scaling import DynamicNTKScaling, LongRoPEScaling
+from headwise.errors import ConfigError, UnsupportedError
 from headwise.masks.patterns import Causal, SlidingWindow
 from headwise.nn.latent import LatentAttention
 from headwise.positions.rotary import RotaryPositions
@@ -131,3 +132,32 @@ def test_what_does_not_fit_is_refused():
         ConfigError, match=r"tokens must have shape \(batch, seq_len, embed_dim = 29\); got \(2, 11, 5\)"
     ):
         layer(tokens()[..., :5])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("seq_len", [1, 2])
+def test_few_queries_attend_to_the_latents_themselves(seq_len, monkeypatch):
+    layer, cache = make(), GrowingCache()
+    layer(tokens(), cache=cache)
+    ways = []
+    for name in ("_attend_to_latents", "_attend_by_heads"):
+        run = getattr(layer, name)
+        monkeypatch.setattr(layer, name, lambda *args, name=name, run=run: ways.append(name) or run(*args))
+    layer(tokens(seq_len), cache=cache)
+    layer(tokens(), cache=GrowingCache())
+    assert ways == ["_attend_to_latents", "_attend_by_heads"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        DynamicNTKScaling(factor=2.0, original_max_positions=4),
+        LongRoPEScaling(original_max_positions=4, short_factors=(1.0, 1.0), long_factors=(3.0, 3.0)),
+    ],
+)
+def test_angles_that_depend_on_the_length_are_refused_beside_a_cache(scaling):
+    layer = make(position=Rotary(pairing="interleaved", scaling=scaling))
+    assert layer(tokens()).isfinite().all()
+    with pytest.raises(UnsupportedError, match="scaling must not depend on the length of a text"):
+        layer(tokens(), cache=GrowingCache())

@@ -2,6 +2,7 @@
 
 import hypothesis.strategies as st
 import pytest
+import torch
 from hypothesis import given
 
 from headwise.errors import ConfigError
@@ -54,6 +55,7 @@ def test_a_lookup_by_hand():
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
+        ({"stop_tokens": torch.ones(1)}, "stop_tokens must be whole numbers; got [1.0]"),
         ({"stop_strings": "end"}, "stop_strings must be a list of strings; got the string 'end'"),
         ({"stop_strings": ["end"], "decode": None}, "stop_strings need decode, which makes a text of tokens; got None"),
         ({"stop_strings": [""]}, "stop_strings must be strings that hold something; got ['']"),
@@ -63,3 +65,8 @@ def test_strings_that_cannot_be_found_are_refused(settings, text):
     with pytest.raises(ConfigError) as caught:
         Stopping(**{"max_new_tokens": 3, "stop_tokens": (), "stop_strings": (), "decode": spell, **settings})
     assert str(caught.value) == text
+
+
+def test_stop_tokens_may_be_a_tensor():
+    stopping = Stopping(9, torch.tensor([3, 5]), (), None)
+    assert stopping.cut([], [1, 5, 2]) == ([1, 5], True)

@@ -72,13 +72,32 @@ for keywords in (
     torch.testing.assert_close(torch.export.export(run, (query, key)).module()(query, key), expected)
 """,
     "one exported program for every length": """
+from headwise.masks.sparse import LocalWindow
 class SelfAttention(torch.nn.Module):
-    def forward(self, x):
-        return attention(x, x, x, mask=Causal()).output
-length = torch.export.Dim("length", min=2, max=100)
-program = torch.export.export(SelfAttention(), (query,), dynamic_shapes=({2: length},))
-longer = torch.randn(2, 4, 11, 8)
-assert torch.equal(program.module()(longer), SelfAttention()(longer))
+    def __init__(self, mask):
+        super().__init__()
+        self.mask = mask
+    def forward(self, x, y=None):
+        y = x if y is None else y
+        return attention(x, y, y, mask=self.mask).output
+length, other = (torch.export.Dim(name, min=2, max=100) for name in ("length", "other"))
+longer, shorter = torch.randn(2, 4, 11, 8), torch.randn(2, 4, 3, 8)
+for mask in (None, Causal(), SlidingWindow(4), LocalWindow(2, 2)):
+    run = SelfAttention(mask)
+    program = torch.export.export(run, (query,), dynamic_shapes=({2: length},)).module()
+    for x in (longer, shorter):
+        torch.testing.assert_close(program(x), run(x))  # of float32
+    crossed = torch.export.export(run, (query, longer), dynamic_shapes=({2: length}, {2: other})).module()
+    for x, y in ((longer, shorter), (shorter, longer)):
+        torch.testing.assert_close(crossed(x, y), run(x, y))
+""",
+    "the reference where forward derivatives are asked for": """
+run = lambda x: attention(x, key, key, mask=Causal()).output
+_, slope = torch.func.jvp(run, (query,), (torch.ones_like(query),))
+_, expected = torch.func.jvp(
+    lambda x: attention(x, key, key, mask=Causal(), impl="reference").output, (query,), (torch.ones_like(query),)
+)
+torch.testing.assert_close(slope, expected)
 """,
     "tensors without numbers": """
 from torch._subclasses.fake_tensor import FakeTensorMode

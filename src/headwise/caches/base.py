@@ -85,6 +85,11 @@ class KVCache(ABC):
         return sum(self._held_lengths()) * self._token_bytes
 
     @property
+    def window_size(self) -> int | None:
+        """Number of the last tokens that a query is sure to find, itself included; None: all."""
+        return None
+
+    @property
     @abstractmethod
     def allocated_bytes(self) -> int:
         """Bytes of the memory taken for keys and values, spare slots included."""

@@ -48,6 +48,11 @@ class QuantizedCache(KVCache):
         return self.cache.lengths
 
     @property
+    def window_size(self) -> int | None:
+        """As of the other cache."""
+        return self.cache.window_size
+
+    @property
     def relative_error(self) -> float:
         """Root of the mean square of what was lost, over that of what came in, keys and values together."""
         if self._squares is None:

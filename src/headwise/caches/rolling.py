@@ -32,10 +32,15 @@ class RollingCache(KVCache):
         require_size("window_size", window_size)
         require_size("spare", spare, minimum=0)
         super().__init__()
-        self.window_size, self.spare = window_size, spare
+        self._window_size, self.spare = window_size, spare
         self._newest: tuple[int, ...] = ()  # length of each row when its ring was last written
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
+
+    @property
+    def window_size(self) -> int:
+        """Number of the last tokens that a query is sure to find, itself included."""
+        return self._window_size
 
     @property
     def settings(self) -> dict[str, int]:

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from headwise.caches.base import CacheView, KVCache
+from headwise.caches.slots import CrossCache
 from headwise.config.checks import shown
 from headwise.config.position import Rotary
 from headwise.errors import ConfigError, UnsupportedError
@@ -94,7 +95,17 @@ def remember(
         positions: of each token, for a bias that reads them.
         real_tokens: which tokens are no padding.
         reads_places: whether a bias reads indices or positions.
+
+    Raises:
+        ConfigError: the cache is one of a source text, or drops tokens that the mask lets queries see.
     """
+    if isinstance(cache, CrossCache):
+        raise ConfigError("a cache of a text's own tokens must be no CrossCache, which takes one text; got one")
+    if cache.window_size is not None and not _looks_no_further(mask, cache.window_size):
+        raise ConfigError(
+            f"a cache that drops old tokens must keep all that the mask shows; got {mask!r} beside one of the last "
+            f"{cache.window_size} (give a layer with SlidingWindow(w) a RollingCache(w), any other a GrowingCache())"
+        )
     view = cache.update(key, value, real_tokens=real_tokens, positions=positions)
     return _read(view, mask, index, reads_places=reads_places)
 
@@ -121,9 +132,21 @@ def _read(view: CacheView, mask: Mask, index: Tensor, *, reads_places: bool) -> 
 def remember_source(
     cache: KVCache, key: Tensor | None, value: Tensor | None, *, mask: Mask, real_tokens: Tensor | None
 ) -> Remembered:
-    """Give the tokens of a source text to its cache, or None if it has them, and return what queries attend to."""
+    """Give the tokens of a source text to its cache, or None if it has them, and return what queries attend to.
+
+    Raises:
+        ConfigError: the cache is not one of a source text.
+    """
+    if not isinstance(cache, CrossCache):
+        raise ConfigError(f"a cache of another text's tokens must be a CrossCache(); got a {type(cache).__name__}")
     view = cache.view() if key is None or value is None else cache.update(key, value, real_tokens=real_tokens)
     return Remembered(view.keys, view.values, mask, key_index=view.key_index)
+
+
+def _looks_no_further(mask: Mask, window_size: int) -> bool:
+    """Tell whether no query sees more than itself and the `window_size - 1` keys before it."""
+    distances = mask.distances()
+    return distances is not None and all(high <= window_size for _, high in distances.intervals)
 
 
 def _sees_all(mask: Mask, reach: int) -> bool:

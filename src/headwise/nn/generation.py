@@ -7,13 +7,14 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from headwise.caches.model import ModelCache
-from headwise.config.checks import require_size
+from headwise.config.checks import require_instance, require_size
 from headwise.errors import ConfigError, UnsupportedError
 from headwise.nn.checks import require_ids
 from headwise.nn.language_model import LanguageModel
 from headwise.nn.lookup import Lookup
 from headwise.nn.sampling import Sampling, choose_tokens
 from headwise.nn.stopping import Stopping
+from headwise.positions.checks import described
 
 Step = list[list[int]]
 """The new tokens of each row: one, or none once the row has stopped, or several that were looked up."""
@@ -26,7 +27,7 @@ def generate(
     max_new_tokens: int,
     sampling: Sampling = Sampling(),  # noqa: B008  a frozen value
     real_tokens: Bool[Tensor, "batch seq_len"] | None = None,
-    stop_tokens: Sequence[int] = (),
+    stop_tokens: Sequence[int] | Tensor = (),
     stop_strings: Sequence[str] = (),
     decode: Callable[[list[int]], str] | None = None,
     lookup: Lookup | None = None,
@@ -83,7 +84,7 @@ def stream(
     max_new_tokens: int,
     sampling: Sampling = Sampling(),  # noqa: B008  a frozen value
     real_tokens: Bool[Tensor, "batch seq_len"] | None = None,
-    stop_tokens: Sequence[int] = (),
+    stop_tokens: Sequence[int] | Tensor = (),
     stop_strings: Sequence[str] = (),
     decode: Callable[[list[int]], str] | None = None,
     lookup: Lookup | None = None,
@@ -96,22 +97,15 @@ def stream(
 
     Args and raises: as of `generate`.
     """
+    _check_kinds(model, sampling, lookup, cache)
     require_size("max_new_tokens", max_new_tokens)
     stopping = Stopping(max_new_tokens, stop_tokens, stop_strings, decode)
     texts = _read_prompts(ids, real_tokens)
-    if lookup is not None and (not sampling.is_greedy or sampling.repetition_penalty != 1):
-        raise UnsupportedError(
-            f"lookup needs the token of the highest score, without a repetition penalty; got {sampling}"
-        )
     cache = model.make_cache(spare=0 if lookup is None else lookup.num_tokens) if cache is None else cache
     cache.settle()
     _require_places(model, cache, texts, max_new_tokens)
     generator = sampling.make_generator(ids.device)
-    seen = None
-    if sampling.repetition_penalty != 1:
-        seen = torch.zeros(len(ids), model.config.vocab_size, dtype=torch.bool, device=ids.device)
-        for row, text in enumerate(texts):
-            seen[row, text] = True
+    seen = _seen_in(texts, model, sampling, ids.device)
 
     before = cache.lengths or (0,) * len(texts)
     new: list[list[int]] = [[] for _ in texts]
@@ -149,6 +143,32 @@ def stream(
     except BaseException:
         _go_back(cache, _kept(before, texts, new))
         raise
+
+
+def _check_kinds(model: object, sampling: object, lookup: object, cache: object) -> None:
+    require_instance("model", model, LanguageModel)
+    require_instance("sampling", sampling, Sampling)
+    for name, given, kind in (("lookup", lookup, Lookup), ("cache", cache, ModelCache)):
+        if given is not None:
+            require_instance(name, given, kind)
+    assert isinstance(sampling, Sampling)
+    if lookup is not None and (not sampling.is_greedy or sampling.repetition_penalty != 1):
+        raise UnsupportedError(
+            f"lookup needs the token of the highest score, without a repetition penalty; got {sampling}"
+        )
+
+
+def _seen_in(
+    texts: list[list[int]], model: LanguageModel, sampling: Sampling, device: torch.device
+) -> Bool[Tensor, "batch vocab_size"] | None:
+    """Return which tokens of the vocabulary each text has, where a penalty reads it."""
+    if sampling.repetition_penalty == 1:
+        return None
+    vocab_size = model.head.num_outputs
+    seen = torch.zeros(len(texts), vocab_size, dtype=torch.bool, device=device)
+    for row, text in enumerate(texts):
+        seen[row, [token for token in text if 0 <= token < vocab_size]] = True  # the model refuses others
+    return seen
 
 
 def _kept(before: Sequence[int], texts: list[list[int]], new: list[list[int]]) -> list[int]:
@@ -213,10 +233,9 @@ def _read_prompts(ids: Tensor, real_tokens: Tensor | None) -> list[list[int]]:
     require_ids("ids", ids)
     rows = ids.tolist()
     if real_tokens is not None:
-        if real_tokens.shape != ids.shape or real_tokens.dtype != torch.bool:
+        if not isinstance(real_tokens, Tensor) or real_tokens.shape != ids.shape or real_tokens.dtype != torch.bool:
             raise ConfigError(
-                f"real_tokens must hold a bool for each token, shape {tuple(ids.shape)}; "
-                f"got {real_tokens.dtype} of shape {tuple(real_tokens.shape)}"
+                f"real_tokens must hold a bool for each token, shape {tuple(ids.shape)}; got {described(real_tokens)}"
             )
         rows = [
             [token for token, is_real in zip(row, real, strict=True) if is_real]

@@ -141,7 +141,7 @@ class LatentAttention(nn.Module):
         batch_size, seq_len, _ = tokens.shape
         if positions is not None:
             require_positions(positions, tokens, batch_size=batch_size, seq_len=seq_len)
-        check_cache(cache, mask, real_tokens, batch_size=batch_size, num_tokens=seq_len)
+        check_cache(cache, mask, real_tokens, batch_size=batch_size, num_tokens=seq_len, position=config.position)
         try:
             query = split_heads(self.q_proj(tokens), config.num_heads)
             latent, rotary_key = torch.split(

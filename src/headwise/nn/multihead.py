@@ -56,8 +56,9 @@ class MultiHeadAttention(nn.Module):
         sink: each head has one more logit, learned, that takes weight from the keys and has no value.
         dropout_p: probability with which a weight is dropped in training.
         fused_qkv: one projection `qkv_proj` gives queries, keys and values, in this order: the same result by one
-            product in self-attention. Needs keys and values of the queries' width.
-        impl: which implementation of `attention` computes it: "auto", "reference", "sdpa", "blocked" or "flex".
+            product in self-attention. As positions do, it needs keys and values of the queries' width.
+        impl: which implementation of `attention` computes it: "auto", "reference", "sdpa", "blocked",
+            "decode" or "flex".
 
     Attributes:
         config: the same settings as an `AttentionConfig`, every default filled in.
@@ -121,8 +122,9 @@ class MultiHeadAttention(nn.Module):
         num_heads_of = (num_heads, config.num_kv_heads, config.num_kv_heads)
         sizes = [count * dim for count, dim in zip(num_heads_of, head_dims, strict=True)]
         self.qkv_proj: FusedProjection | None = None
-        if fused_qkv:
+        if fused_qkv or position is not None:
             _require_one_width(config)
+        if fused_qkv:
             self.qkv_proj = FusedProjection(embed_dim, sizes, bias=has_bias)
         else:
             self.q_proj = make_projection(embed_dim, sizes[0], bias=has_bias)
@@ -294,10 +296,7 @@ class MultiHeadAttention(nn.Module):
         return result._replace(output=self.out_proj(result.output))
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor, *, has_source: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values of each head: (B, H, T, D), (B, K, S, D), (B, K, S, V).
-
-        Where a cache has the source text, keys and values are none: the queries stand in their places.
-        """
+        """Return queries, keys and values of each head; queries in place of those that a cache has: `has_source`."""
         config = self.config
         if has_source:
             query = self.q_proj(query) if self.qkv_proj is None else self.qkv_proj.first(query)
@@ -345,6 +344,6 @@ class MultiHeadAttention(nn.Module):
 def _require_one_width(config: AttentionConfig) -> None:
     if not config.embed_dim == config.key_dim == config.value_dim:
         raise ConfigError(
-            "queries, keys and values must come from tokens of one width for fused_qkv, which projects them at once; "
-            f"got {config.embed_dim}, {config.key_dim} and {config.value_dim}"
+            "queries, keys and values must come from tokens of one width for fused_qkv, and for positions, which are "
+            f"those of one text; got {config.embed_dim}, {config.key_dim} and {config.value_dim}"
         )

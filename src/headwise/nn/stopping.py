@@ -1,7 +1,10 @@
 """Stopping: when a row of generated tokens ends."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
+from torch import Tensor
+
+from headwise.config.checks import shown
 from headwise.errors import ConfigError
 
 MAX_TOKENS_PER_CHARACTER = 4  # a token of byte-level vocabularies is at least one of the bytes of UTF-8
@@ -17,20 +20,23 @@ class Stopping:
         decode: what makes a text of tokens, for strings.
 
     Raises:
-        ConfigError: strings without `decode`, or an empty one.
+        ConfigError: tokens that are no whole numbers; strings without `decode`, or an empty one.
     """
 
     def __init__(
         self,
         max_new_tokens: int,
-        stop_tokens: Sequence[int],
+        stop_tokens: Collection[int] | Tensor,
         stop_strings: Sequence[str],
         decode: Callable[[list[int]], str] | None,
     ):
+        stop_tokens = stop_tokens.tolist() if isinstance(stop_tokens, Tensor) else stop_tokens
+        if not isinstance(stop_tokens, Collection) or not all(type(token) is int for token in stop_tokens):
+            raise ConfigError(f"stop_tokens must be whole numbers; got {shown(stop_tokens)}")
         if isinstance(stop_strings, str):
             raise ConfigError(f"stop_strings must be a list of strings; got the string {stop_strings!r}")
-        if stop_strings and decode is None:
-            raise ConfigError("stop_strings need decode, which makes a text of tokens; got None")
+        if stop_strings and not callable(decode):
+            raise ConfigError(f"stop_strings need decode, which makes a text of tokens; got {shown(decode)}")
         if not all(isinstance(one, str) and one for one in stop_strings):
             raise ConfigError(f"stop_strings must be strings that hold something; got {list(stop_strings)!r}")
         self.max_new_tokens = max_new_tokens

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headwise.masks.dense import dense_mask
 from headwise.masks.form import MaskForm, simplest_form
-from headwise.masks.patterns import Full, Mask
+from headwise.masks.patterns import Causal, Full, Mask
 from headwise.ops.call import Call
 from headwise.ops.obstacles import is_traced
 
@@ -22,11 +22,29 @@ def form_of(call: Call) -> MaskForm:
     if call.has_indices:
         return MaskForm("bool", has_idle=True)
     mask, query_len, key_len = call.mask, call.query.shape[2], call.key.shape[2]
+    if _is_open(query_len, key_len):
+        return _form_of_any_length(mask, query_len, key_len)
     find = _form_once if mask is not None and _may_remember(mask, query_len) else simplest_form
     return find(mask, query_len, key_len)
 
 
 _form_once = lru_cache(CACHED)(simplest_form)
+
+
+def _is_open(query_len: object, key_len: object) -> bool:
+    """Tell whether a graph is exported that is to serve any length: what a mask comes to must not depend on it."""
+    return isinstance(query_len, torch.SymInt) or isinstance(key_len, torch.SymInt)
+
+
+def _form_of_any_length(mask: Mask | None, query_len: int | torch.SymInt, key_len: int | torch.SymInt) -> MaskForm:
+    """Return a form that holds whatever the lengths are."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # half a second, of exports alone
+
+    if mask is None or isinstance(mask, Full):
+        return MaskForm("none", has_idle=False)
+    if isinstance(mask, Causal) and statically_known_true(query_len == key_len):
+        return MaskForm("causal", has_idle=False)
+    return MaskForm("bool", has_idle=True)
 
 
 def _may_remember(mask: Mask, length: int) -> bool:
@@ -43,6 +61,8 @@ def skip_unread_keys(call: Call) -> Call:
     if call.mask is None or call.has_indices:
         return call
     query_len, key_len = call.query.shape[2], call.key.shape[2]
+    if _is_open(query_len, key_len):
+        return call
     find = _first_read_once if _may_remember(call.mask, query_len) else _first_read
     first_read = find(call.mask, query_len, key_len)
     if first_read <= 0:

@@ -26,6 +26,8 @@ def find_sdpa_obstacle(call: Call) -> str | None:
         return f"torch's fused kernels do not return {' and '.join(asked)}"
     if call.softcap is not None:
         return "torch's fused kernels do not cap scores (softcap)"
+    if has_forward_derivatives():
+        return "torch's fused kernels have no forward-mode derivatives"
     if call.dropout_p > 0 and call.dropout_seed is not None:
         return "torch's fused kernels draw dropout from a generator of their own and take no dropout_seed"
     return None
@@ -36,6 +38,11 @@ def is_traced() -> bool:
     return torch.compiler.is_compiling() or torch._C._is_tracing()
 
 
+def has_forward_derivatives() -> bool:
+    """Tell whether forward-mode derivatives are computed of what runs."""
+    return not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0
+
+
 def find_blocked_obstacle(call: Call) -> str | None:
     """Return why attention by blocks cannot serve a call, or None."""
     if torch.compiler.is_compiling():
@@ -44,7 +51,7 @@ def find_blocked_obstacle(call: Call) -> str | None:
         )
     if call.return_weights:
         return "attention by blocks holds no weights to return"
-    if torch.autograd.forward_ad._current_level >= 0:
+    if has_forward_derivatives():
         return "attention by blocks has no forward-mode derivatives"
     places = (call.query_index, call.key_index, call.query_positions, call.key_positions)
     tensors = (*call.learned, *(one for one in places if one is not None))
@@ -78,7 +85,7 @@ def _has_no_numbers(tensor: torch.Tensor) -> bool:
 
 def find_decode_obstacle(call: Call) -> str | None:
     """Return why attention of few queries cannot serve a call, or None."""
-    if call.needs_gradient or torch.autograd.forward_ad._current_level >= 0:
+    if call.needs_gradient or has_forward_derivatives():
         return "attention of few queries has no derivatives (run it under torch.no_grad, or detach its inputs)"
     if call.dropout_p > 0:
         return f"attention of few queries has no dropout (dropout_p = {call.dropout_p})"

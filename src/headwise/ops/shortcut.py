@@ -12,7 +12,7 @@ from torch.nn import functional
 from headwise.masks.patterns import Causal, Full, Mask
 from headwise.ops.call import Call
 from headwise.ops.lowering import form_of
-from headwise.ops.obstacles import is_traced
+from headwise.ops.obstacles import has_forward_derivatives, is_traced
 from headwise.ops.prepare import autocast_dtype
 from headwise.ops.sdpa import plan_kernel
 
@@ -35,7 +35,7 @@ _known: dict[_Signature | None, Known] = {}
 
 def take_shortcut(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, impl: str) -> Tensor | None:
     """Return the output of a call with defaults for all that is not given here; None if its like is not remembered."""
-    if is_traced():  # a graph must not depend on what has been called before
+    if is_traced() or has_forward_derivatives():  # a graph must not depend on what has been called before
         return None
     try:
         known = _known.get(_signature(query, key, value, mask, impl))

@@ -1,0 +1,74 @@
+"""What a layer refuses to cache, cross-attention with a cache, and what a full ring shows a bias."""
+
+import pytest
+import torch
+
+from headwise.caches.quantized import QuantizedCache
+from headwise.caches.rolling import RollingCache
+from headwise.caches.slots import CrossCache, GrowingCache
+from headwise.config.attention import ALiBi, Rotary, T5Bias
+from headwise.config.scaling import DynamicNTKScaling
+from headwise.errors import ConfigError, UnsupportedError
+from headwise.masks.data import KeyPadding
+from headwise.masks.patterns import Causal, Full, SlidingWindow
+from headwise.masks.sparse import LocalWindow
+from headwise.nn.multihead import MultiHeadAttention
+
+EMBED, HEADS, WINDOW = 12, 3, 4
+
+
+def make(**settings):
+    torch.manual_seed(0)
+    return MultiHeadAttention(EMBED, HEADS, **settings).double().eval()
+
+
+def tokens(seq_len, batch=2, seed=1):
+    return torch.randn(batch, seq_len, EMBED, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("fused_qkv", [False, True])
+def test_a_source_is_projected_once_and_read_by_every_step(fused_qkv, monkeypatch):
+    layer, source, x = make(fused_qkv=fused_qkv, qk_norm=True), tokens(7), tokens(5, seed=2)
+    real = torch.tensor([[True] * 7, [True, False] * 3 + [True]])
+    expected = layer(x, source, mask=KeyPadding(torch.tensor([7, 7])))
+    padded = torch.stack([layer(x[:1], source[:1])[0], layer(x[1:], source[1:, ::2])[0]])
+    for real_tokens, whole in ((None, expected), (real, padded)):
+        cache = CrossCache()
+        found = [layer(one, source, cache=cache, real_tokens=real_tokens) for one in x.split(1, dim=1)]
+        # float64: what rounds is the order of sums
+        torch.testing.assert_close(torch.cat(found, dim=1), whole, rtol=0, atol=1e-12)
+    with pytest.raises(ConfigError, match="takes one source text; got a second"):
+        cache.update(*(torch.zeros(2, HEADS, 1, EMBED // HEADS, dtype=torch.float64) for _ in range(2)))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", [ALiBi(), T5Bias(is_bidirectional=False, num_buckets=4, max_distance=9)])
+def test_a_bias_knows_the_places_of_a_full_ring(position):
+    layer, x = make(mask=SlidingWindow(WINDOW), position=position), tokens(11)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter)
+    cache = RollingCache(WINDOW)
+    found = torch.cat([layer(one, cache=cache) for one in x.split(1, dim=1)], dim=1)
+    torch.testing.assert_close(found, layer(x), rtol=0, atol=1e-9)  # slopes are float32 in both
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("mask", [Causal(), Full(), SlidingWindow(WINDOW + 1), LocalWindow(WINDOW, 0)])
+@pytest.mark.parametrize("wrap", [lambda cache: cache, QuantizedCache])
+def test_a_ring_that_drops_what_the_mask_shows_is_refused(mask, wrap):
+    with pytest.raises(ConfigError, match="a cache that drops old tokens must keep all that the mask shows"):
+        make(mask=mask)(tokens(3), cache=wrap(RollingCache(WINDOW)))
+    make(mask=SlidingWindow(WINDOW - 1))(tokens(3), cache=wrap(RollingCache(WINDOW)))
+
+
+@torch.no_grad()
+def test_caches_of_another_kind_of_attention_are_refused():
+    layer, x = make(), tokens(3)
+    with pytest.raises(ConfigError, match=r"must be a CrossCache\(\); got a GrowingCache"):
+        layer(x, tokens(5), cache=GrowingCache())
+    with pytest.raises(ConfigError, match="must be no CrossCache"):
+        layer(x, cache=CrossCache())
+    rotary = make(position=Rotary(scaling=DynamicNTKScaling(factor=2.0, original_max_positions=4)))
+    with pytest.raises(UnsupportedError, match="scaling must not depend on the length of a text"):
+        rotary(x, cache=GrowingCache())
