@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from headwise.convert.huggingface import from_huggingface as from_huggingface
     from headwise.convert.language_model import language_model_from_huggingface as language_model_from_huggingface
     from headwise.convert.latent import latent_from_huggingface as latent_from_huggingface
+    from headwise.convert.seq2seq import seq2seq_from_huggingface as seq2seq_from_huggingface
     from headwise.convert.surgery import merge_kv_heads as merge_kv_heads
     from headwise.convert.surgery import prune_heads as prune_heads
     from headwise.convert.swap import swap as swap
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
     from headwise.masks.tables import BlockSparse as BlockSparse
     from headwise.masks.tables import Documents as Documents
     from headwise.masks.tables import Explicit as Explicit
+    from headwise.nn.beam import beam_search as beam_search
     from headwise.nn.block import Block as Block
     from headwise.nn.build import build as build
     from headwise.nn.c3tr import C3TR as C3TR
@@ -91,6 +93,7 @@ if TYPE_CHECKING:
     from headwise.nn.lookup import Lookup as Lookup
     from headwise.nn.multihead import MultiHeadAttention as MultiHeadAttention
     from headwise.nn.sampling import Sampling as Sampling
+    from headwise.nn.seq2seq import Seq2Seq as Seq2Seq
     from headwise.nn.torch_multihead import TorchMultiheadAttention as TorchMultiheadAttention
     from headwise.nn.transformer import Transformer as Transformer
     from headwise.nn.vision import PatchEncoder as PatchEncoder
@@ -160,6 +163,7 @@ _MODULE_OF = {
     "Rotary": "headwise.config.attention",
     "RotaryPositions": "headwise.positions.rotary",
     "Sampling": "headwise.nn.sampling",
+    "Seq2Seq": "headwise.nn.seq2seq",
     "Sharding": "headwise.cost.sharding.results",
     "SinusoidalPositions": "headwise.positions.absolute",
     "SlidingWindow": "headwise.masks.patterns",
@@ -172,6 +176,7 @@ _MODULE_OF = {
     "Workload": "headwise.cost.workload",
     "YaRNScaling": "headwise.config.scaling",
     "attention": "headwise.ops.attention",
+    "beam_search": "headwise.nn.beam",
     "bench": "headwise.api.bench",
     "build": "headwise.nn.build",
     "choose_impl": "headwise.ops.attention",
@@ -196,6 +201,7 @@ _MODULE_OF = {
     "preset": "headwise.config.presets",
     "prune_heads": "headwise.convert.surgery",
     "replay_ledger": "headwise.cost.allocator",
+    "seq2seq_from_huggingface": "headwise.convert.seq2seq",
     "stream": "headwise.nn.generation",
     "swap": "headwise.convert.swap",
     "to_torch": "headwise.convert.torch_attention",
