@@ -41,10 +41,25 @@ def test_rows_that_cannot_be_cut_so_are_refused():
     with pytest.raises(ConfigError, match=r"a third of its rows .*got 7 rows \(give sizes"):
         split_fused(torch.zeros(7, 5))
     for sizes in ((3, 3), (3, 3, 2), (8, -1, 0)):
-        with pytest.raises(ConfigError, match=rf"add up to the rows of the fused weight, 7; got \[{sizes[0]}"):
+        with pytest.raises(
+            ConfigError, match=rf"three whole numbers that add up to the rows of .*, 7; got \({sizes[0]}"
+        ):
             split_fused(torch.zeros(7, 5), sizes)
 
 
 def test_weights_of_different_widths_cannot_be_fused():
     with pytest.raises(ConfigError, match=r"tokens of one width to be fused; got \[\(5,\), \(5,\), \(4,\)\]"):
         fuse(torch.zeros(2, 5), torch.zeros(2, 5), torch.zeros(2, 4))
+
+
+@pytest.mark.usefixtures("without_type_checks")
+def test_one_number_has_no_rows_and_dtypes_are_not_mixed():
+    with pytest.raises(ConfigError, match="a fused weight must have rows to be cut; got a single number"):
+        split_fused(torch.tensor(1.0))
+    for sizes in ([2.0, 2.0, 2.0], [True, True, 4], 6):
+        with pytest.raises(ConfigError, match="sizes must be three whole numbers that add up"):
+            split_fused(torch.zeros(6, 5), sizes)
+    with pytest.raises(
+        ConfigError, match=r"one dtype to be fused; got \[torch.float32, torch.float64, torch.float32\]"
+    ):
+        fuse(torch.zeros(2, 5), torch.zeros(2, 5).double(), torch.zeros(2, 5))

@@ -516,15 +516,139 @@ def test_cross_attention_is_refused():
 def test_a_projection_that_is_no_plain_matrix_is_refused():
     _, attention, _ = model_of("llama")
     attention.k_proj = nn.Sequential(attention.k_proj)
-    with pytest.raises(UnsupportedError, match="k_proj must be a plain Linear or Conv1D to be converted; got a Sequen"):
+    with pytest.raises(
+        UnsupportedError,
+        match=r"k_proj must be a plain Linear or Conv1D or FalconLinear to convert a LlamaAtt.*got a Sequen",
+    ):
         from_huggingface(attention)
 
 
 def test_a_weight_that_the_models_config_does_not_know_of_is_refused():
     _, attention, _ = model_of("llama")
-    attention.k_proj = nn.Linear(EMBED, EMBED // 2, bias=True)
+    attention.k_proj = nn.Linear(EMBED, EMBED // 2, bias=True, dtype=torch.float64)
     with pytest.raises(UnsupportedError, match=r"both sides must have the same weights; got k_proj.bias on one alone"):
         from_huggingface(attention)
+
+
+# What would be rounded, lost or made up
+
+
+def qwen3_with(change):
+    _, attention, _ = model_of("qwen3")
+    return change(attention) or attention
+
+
+def in_bfloat16_but(attention, part):
+    attention.bfloat16().get_submodule(part).float()
+
+
+def quantised(attention):
+    for projection in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj):
+        projection.weight = nn.Parameter((10 * projection.weight).to(torch.int8), requires_grad=False)
+
+
+class Doubled(nn.Module):
+    def forward(self, weight):
+        return 2 * weight
+
+
+def parametrize(attention, part):
+    nn.utils.parametrize.register_parametrization(attention.get_submodule(part), "weight", Doubled())
+
+
+CHANGES = {
+    "norm in float32": (
+        lambda attention: in_bfloat16_but(attention, "q_norm"),
+        "weights must have one dtype .*q_proj.weight in torch.bfloat16 and q_norm.weight in torch.float32",
+    ),
+    "output in float32": (
+        lambda attention: in_bfloat16_but(attention, "o_proj"),
+        "weights must have one dtype .*q_proj.weight in torch.bfloat16 and out_proj.weight in torch.float32",
+    ),
+    "integers": (quantised, r"q_proj.weight must be in one of .*; got torch.int8 \(quantised"),
+    "float8": (lambda attention: attention.to(torch.float8_e4m3fn), "q_proj.weight must .*; got torch.float8_e4m3fn"),
+    "offloaded": (lambda attention: attention.to("meta"), "q_proj.weight must be in memory .*got a tensor on meta"),
+    "projection, parametrized": (
+        lambda attention: parametrize(attention, "q_proj"),
+        "q_proj must be a plain Linear or Conv1D or .* to convert a Qwen3Attention; got a ParametrizedLinear",
+    ),
+    "norm, parametrized": (
+        lambda attention: parametrize(attention, "q_norm"),
+        "q_norm must be a plain Qwen3RMSNorm .* to convert a Qwen3Attention; got a ParametrizedQwen3RMSNorm",
+    ),
+    "another norm": (
+        lambda attention: setattr(attention, "k_norm", nn.LayerNorm(10)),
+        "k_norm must be a plain Qwen3RMSNorm .* to convert a Qwen3Attention; got a LayerNorm",
+    ),
+    "another library's class of the same name": (
+        lambda attention: setattr(attention, "q_proj", type("Conv1D", (nn.Linear,), {"__module__": "other"})(4, 5)),
+        r"q_proj must be a plain Linear or Conv1D or .*; got a other.Conv1D",
+    ),
+    "one more parameter": (
+        lambda attention: setattr(attention, "gate", nn.Parameter(torch.ones(3))),
+        "every parameter of a Qwen3Attention must be one that is known here .*; got gate",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "text"), CHANGES.values(), ids=CHANGES)
+def test_weights_that_are_no_plain_ones_are_refused(change, text):
+    attention = qwen3_with(change)
+    with pytest.raises(UnsupportedError, match=text):
+        from_huggingface(attention)
+
+
+def test_the_guard_of_norms_that_add_1_is_not_passed_by_norms_of_another_dtype():
+    _, attention = float32_of("Gemma3TextConfig", GEMMA_3, "layers.1.self_attn")
+    attention.bfloat16().q_norm.float()
+    attention.k_norm.float()
+    with pytest.raises(UnsupportedError, match=r"one dtype .* in torch.bfloat16 and q_norm.weight in torch.float32"):
+        from_huggingface(attention)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+def test_weights_into_which_nothing_can_be_written_are_not_written():
+    for case in ("qwen3", "gpt_neox"):
+        _, attention, _ = model_of(case)
+        layer = from_huggingface(attention)
+        with pytest.raises(UnsupportedError, match="must be in memory to be converted; got a tensor on meta"):
+            to_huggingface(layer, attention.to("meta"))
+    _, attention, _ = model_of("qwen3")
+    layer = from_huggingface(attention)
+    before = attention.v_proj.weight.clone()
+    nn.utils.weight_norm(attention.k_proj)
+    layer.v_proj.weight.data.zero_()
+    with pytest.raises(UnsupportedError, match=r"k_proj.weight must be a parameter to convert a Qwen3Att.*weight norm"):
+        to_huggingface(layer, attention)
+    assert torch.equal(attention.v_proj.weight, before)
+
+
+@pytest.mark.usefixtures("without_type_checks")
+def test_another_module_is_not_written_from():
+    with pytest.raises(UnsupportedError, match=r"layer must be a MultiHeadAttention, not a .*; got a Linear"):
+        to_huggingface(nn.Linear(3, 3), model_of("llama")[1])
+
+
+@pytest.mark.parametrize(
+    ("case", "frozen", "ours"),
+    [
+        ("qwen3", ["k_proj.weight", "q_norm.weight"], ["k_proj.weight", "q_norm.weight"]),
+        ("gemma3", ["k_norm.weight"], ["k_norm.weight"]),
+        ("gpt2", ["c_attn.weight"], ["q_proj.weight", "k_proj.weight", "v_proj.weight"]),
+        ("gpt_neox", ["query_key_value.bias"], ["q_proj.bias", "k_proj.bias", "v_proj.bias"]),
+        ("gpt_oss", ["sinks"], ["sink"]),
+        ("t5, first of encoder", ["relative_attention_bias.weight"], ["relative_bias.table"]),
+    ],
+)
+@torch.no_grad()  # whatever the mode of the caller
+def test_what_is_frozen_stays_frozen(case, frozen, ours):
+    _, attention, _ = model_of(case)
+    for name in frozen:
+        attention.get_parameter(name).requires_grad_(False)
+    layer = from_huggingface(attention)
+    assert {name for name, one in layer.named_parameters() if not one.requires_grad} == set(ours)
+    to_huggingface(layer.requires_grad_(True), attention)
+    assert {name for name, one in attention.named_parameters() if not one.requires_grad} == set(frozen)
 
 
 def test_a_layer_of_other_settings_or_sizes_is_not_written():

@@ -81,3 +81,62 @@ def test_another_model_is_refused():
         language_model_from_huggingface(torch.nn.Linear(2, 2))
     with pytest.raises(UnsupportedError, match="got a LlamaModel of llama"):
         language_model_from_huggingface(transformers.LlamaModel(make("llama").config))
+
+
+@pytest.mark.parametrize("case", ["gpt2", "llama, tied", "qwen3"])
+def test_what_is_frozen_stays_frozen(case):
+    theirs = make(case)
+    theirs.requires_grad_(False)
+    ours = language_model_from_huggingface(theirs)
+    assert not any(parameter.requires_grad for parameter in ours.parameters())
+    frozen = {"gpt2": "h.1.mlp.c_fc", "llama, tied": "embed_tokens", "qwen3": "layers.1.self_attn.q_norm"}[case]
+    theirs.requires_grad_(True)
+    theirs.base_model.get_submodule(frozen).weight.requires_grad_(False)
+    ours = language_model_from_huggingface(theirs)
+    expected = {
+        "gpt2": "body.blocks.1.feed_forward.up_proj.weight",
+        "llama, tied": "body.token_table.weight",
+        "qwen3": "body.blocks.1.attention.q_norm.weight",
+    }
+    assert [name for name, one in ours.named_parameters() if not one.requires_grad] == [expected[case]]
+
+
+class Wrapped(torch.nn.Module):
+    def __init__(self, base):
+        super().__init__()
+        self.base = base
+
+
+def integers(model):
+    part = model.model.layers[1].mlp.up_proj
+    part.weight = torch.nn.Parameter((10 * part.weight).to(torch.int8), requires_grad=False)
+
+
+CHANGES = {
+    "integers": (integers, r"blocks.1.feed_forward.up_proj.weight must be in one of .*; got torch.int8"),
+    "adapter": (
+        lambda model: setattr(model.model.layers[0].mlp, "down_proj", Wrapped(model.model.layers[0].mlp.down_proj)),
+        r"body.blocks.0.feed_forward.down_proj must be a plain Linear or .* to convert a LlamaFor.*; got a Wrapped",
+    ),
+    "head with an adapter": (
+        lambda model: setattr(model, "lm_head", Wrapped(model.lm_head)),
+        "projection must be a plain Linear or .*; got a Wrapped",
+    ),
+    "another norm": (
+        lambda model: setattr(model.model, "norm", torch.nn.GroupNorm(2, 24)),
+        "body.norm must be a plain Linear or .* to convert a LlamaForCausalLM; got a GroupNorm",
+    ),
+    "norm in float32": (
+        lambda model: model.bfloat16().model.norm.float(),
+        "one dtype .*token_table.weight in torch.bfloat16 and body.norm.weight in torch.float32",
+    ),
+    "offloaded": (lambda model: model.model.layers[1].to("meta"), "must be in memory .*; got a tensor on meta"),
+}
+
+
+@pytest.mark.parametrize(("change", "text"), CHANGES.values(), ids=CHANGES)
+def test_weights_that_are_no_plain_ones_are_refused(change, text):
+    model = make("llama")
+    change(model)
+    with pytest.raises(UnsupportedError, match=text):
+        language_model_from_huggingface(model)

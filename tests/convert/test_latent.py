@@ -102,3 +102,39 @@ def test_what_is_none_of_it_is_refused():
     model.layers[0].self_attn.adapter = torch.nn.Linear(2, 2)
     with pytest.raises(UnsupportedError, match=r"got adapter.weight"):
         latent_from_huggingface(model.layers[0].self_attn)
+
+
+def test_what_is_frozen_stays_frozen():
+    attention = make_model("DeepseekV3").layers[0].self_attn
+    attention.q_a_proj.weight.requires_grad_(False)
+    layer = latent_from_huggingface(attention)
+    assert [name for name, one in layer.named_parameters() if not one.requires_grad] == ["q_proj.0.weight"]
+
+
+class Adapted(torch.nn.Linear):
+    """A projection that adds something of its own, by the names of the plain one's weights."""
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+def test_weights_that_are_no_plain_ones_are_refused():
+    attention = make_model("DeepseekV3").layers[0].self_attn
+    layer = latent_from_huggingface(attention)
+    attention.kv_b_proj = Adapted(13, 3 * (5 + 7), bias=False, dtype=torch.float64)
+    with pytest.raises(UnsupportedError, match=r"kv_b_proj must be a plain Linear .*DeepseekV3Att.*; got a Adapted"):
+        latent_from_huggingface(attention)
+    with pytest.raises(UnsupportedError, match=r"kv_b_proj must be a plain Linear .*DeepseekV3Att.*; got a Adapted"):
+        latent_to_huggingface(layer, attention)
+    attention = make_model("DeepseekV3").layers[0].self_attn
+    attention.kv_a_layernorm.float()
+    with pytest.raises(UnsupportedError, match=r"one dtype .* in torch.float64 and kv_norm.weight in torch.float32"):
+        latent_from_huggingface(attention)
+    with pytest.raises(UnsupportedError, match="must be in memory to be converted; got a tensor on meta"):
+        latent_from_huggingface(attention.to("meta"))
+    with pytest.raises(UnsupportedError, match="must be in memory to be converted; got a tensor on meta"):
+        latent_to_huggingface(layer, attention)
+
+
+@pytest.mark.usefixtures("without_type_checks")
+def test_another_module_is_not_written_from():
+    with pytest.raises(UnsupportedError, match=r"layer must be a LatentAttention, not a subclass, .* got a Linear"):
+        latent_to_huggingface(torch.nn.Linear(2, 2), make_model("DeepseekV3").layers[0].self_attn)

@@ -99,6 +99,13 @@ def test_numbers_of_no_head_and_all_heads_are_refused():
             prune_heads(layer_of(), heads)
 
 
+@pytest.mark.parametrize("heads", [[True, False], (True,), [1.0], 0, {0: [1, 2]}, "0", torch.tensor([0])])
+@pytest.mark.usefixtures("without_type_checks")
+def test_what_is_no_collection_of_numbers_is_refused(heads):
+    with pytest.raises(ConfigError, match="heads must be a collection of whole numbers, one for each that goes; got"):
+        prune_heads(layer_of(), heads)
+
+
 def test_masks_and_positions_that_tell_heads_apart_are_refused():
     mask = BigBird(num_blocks=4, block_size=2, num_random=1)
     with pytest.raises(UnsupportedError, match=r"mask must be the same for all heads .*got \(BigBird"):
@@ -158,8 +165,16 @@ def test_a_fused_layer_is_merged_to_a_fused_one():
     torch.testing.assert_close(merged(tokens()), merge_kv_heads(layer, 1)(tokens()), **EXACT)
 
 
+@pytest.mark.usefixtures("without_type_checks")
 def test_a_number_that_does_not_divide_is_refused():
-    for number in (4, 0, 12):
+    for number, text in (
+        (0, "between 1 and .* got 0"),
+        (True, "a whole number; got True"),
+        (2.0, "a whole number; got 2"),
+    ):
+        with pytest.raises(ConfigError, match=f"num_kv_heads must be {text}"):
+            merge_kv_heads(layer_of(), number)
+    for number in (4, 12):
         with pytest.raises(ConfigError, match=rf"num_kv_heads must divide the layer's own, .*got {number} for 6"):
             merge_kv_heads(layer_of(), number)
 
@@ -183,3 +198,60 @@ def test_a_fused_layer_computes_the_same_and_splits_again_without_a_bit_lost(set
 def test_tokens_of_different_widths_are_not_fused():
     with pytest.raises(ConfigError, match="tokens of one width for fused_qkv"):
         fuse_qkv(layer_of(key_dim=11))
+
+
+# What is kept, and what is refused lest it be lost
+
+SURGERIES = {
+    "prune": lambda layer: prune_heads(layer, [0, 1]),
+    "merge": lambda layer: merge_kv_heads(layer, 1),
+    "split": split_qkv,
+}
+
+
+@pytest.mark.parametrize("surgery", SURGERIES.values(), ids=SURGERIES)
+def test_each_weight_keeps_its_dtype_and_stays_frozen(surgery):
+    layer = layer_of(num_kv_heads=KV_HEADS, qk_norm=True).bfloat16()
+    layer.q_norm.float()
+    layer.v_proj.bias.requires_grad_(False)
+    layer.k_proj.weight.requires_grad_(False)
+    with torch.no_grad():
+        made = surgery(layer)
+    assert {name: (one.dtype, one.requires_grad) for name, one in made.named_parameters()} == {
+        name: (one.dtype, one.requires_grad) for name, one in layer.named_parameters()
+    }
+    assert torch.equal(made.q_norm.weight, layer.q_norm.weight)
+    assert made.q_norm.weight.dtype == torch.float32 and not made.v_proj.bias.requires_grad
+
+
+def test_projections_that_are_not_frozen_alike_or_have_several_dtypes_are_not_fused():
+    layer = layer_of()
+    layer.k_proj.weight.requires_grad_(False)
+    with pytest.raises(UnsupportedError, match=r"must all ask for gradients or none .* for k_proj.weight alone"):
+        fuse_qkv(layer)
+    assert not any(one.requires_grad for one in fuse_qkv(layer_of().requires_grad_(False)).parameters())
+    layer = layer_of()
+    layer.k_proj.float()
+    with pytest.raises(
+        UnsupportedError, match=r"one dtype .* q_proj.weight in torch.float64 and k_proj.weight in torch.fl"
+    ):
+        fuse_qkv(layer)
+
+
+def test_a_layer_that_is_no_longer_plain_is_refused():
+    class Other(MultiHeadAttention):
+        pass
+
+    layer = layer_of()
+    layer.out_proj = torch.nn.Sequential(layer.out_proj)
+    for surgery in (*SURGERIES.values(), fuse_qkv):
+        with pytest.raises(UnsupportedError, match=r"layer must be a MultiHeadAttention, not a .*got a Other"):
+            surgery(Other(EMBED, HEADS))
+        with pytest.raises(UnsupportedError, match=r"out_proj must be a plain Linear to convert .*; got a Sequential"):
+            surgery(layer)
+        with pytest.raises(UnsupportedError, match=r"q_proj.weight must be in memory to be converted; got .* on meta"):
+            surgery(layer_of().to("meta"))
+    layer = layer_of()
+    layer.q_proj.weight = torch.nn.Parameter(layer.q_proj.weight.to(torch.int8), requires_grad=False)
+    with pytest.raises(UnsupportedError, match=r"q_proj.weight must be in one of .*; got torch.int8 \(quantised"):
+        split_qkv(layer)

@@ -76,10 +76,27 @@ def changed(**parts):
 @pytest.mark.parametrize(
     ("attention", "text"),
     [
-        (nn.Linear(EMBED, EMBED), "qkv must be a plain Linear to convert Linear; got NoneType"),
-        (changed(proj=nn.Identity()), "proj must be a plain Linear to convert Attention; got Identity"),
-        (changed(q_norm=nn.LayerNorm(4)), "q_norm must be Identity to convert Attention; got LayerNorm"),
-        (changed(norm=nn.LayerNorm(EMBED)), "norm must be Identity to convert Attention; got LayerNorm"),
+        (nn.Linear(EMBED, EMBED), "qkv must be a plain Linear to convert a Linear; got None"),
+        (changed(proj=nn.Identity()), "proj must be a plain Linear to convert a Attention; got a Identity"),
+        (changed(q_norm=nn.LayerNorm(4)), "q_norm must be Identity or Dropout to convert Attention; got a LayerNorm"),
+        (changed(k_norm=nn.LayerNorm(4)), "k_norm must be Identity or Dropout to convert Attention; got a LayerNorm"),
+        (changed(norm=nn.LayerNorm(EMBED)), "norm must be Identity or Dropout to convert Attention; got a LayerNorm"),
+        (changed(gate=nn.Linear(EMBED, EMBED)), "gate must be Identity or Dropout to convert Attention; got a Linear"),
+        (changed(rope=nn.Module()), "rope must be Identity or Dropout to convert Attention; got a Module"),
+        (changed(attn_drop=nn.AlphaDropout()), "attn_drop must be Identity or Dropout .*; got a AlphaDropout"),
+        (changed(q_bias=nn.Parameter(torch.ones(EMBED))), "every parameter of a Attention must be .*; got q_bias"),
+        (
+            changed(relative=torch.nn.Buffer(torch.ones(3))),
+            "there must be no buffers to convert Attention; got relative",
+        ),
+        (changed(scale=torch.tensor(0.3)), r"scale must be a number to convert Attention; got tensor\(0.3"),
+        (changed(num_heads=0), "num_heads must divide the width 12 to convert Attention; got 0"),
+        (changed(num_heads=True), "num_heads must divide the width 12 to convert Attention; got True"),
+        (changed(qkv=nn.Sequential()), "qkv must be a plain Linear to convert a Attention; got a Sequential"),
+        (
+            changed(proj=nn.Linear(EMBED, EMBED)),
+            "weights must have one dtype to be converted; got q_proj.weight in torch",
+        ),
         (changed(num_heads=5), "num_heads must divide the width 12 to convert Attention; got 5"),
         (changed(qkv=nn.Linear(EMBED, 24)), "qkv must map 12 features to 36 to convert Attention; got 12 to 24"),
         (changed(proj=nn.Linear(EMBED, 10)), "proj must map 12 features to 12 to convert Attention; got 12 to 10"),
@@ -101,3 +118,30 @@ def test_a_layer_with_other_settings_is_not_written():
         with pytest.raises(UnsupportedError, match=text):
             to_timm(MultiHeadAttention(EMBED, HEADS, dropout_p=0.25, **settings), attention)
     assert torch.equal(attention.qkv.weight, before)
+
+
+@pytest.mark.parametrize(("drop", "dropout_p"), [(nn.Identity(), 0.0), (0.125, 0.125), (nn.Dropout(0.5), 0.5)])
+def test_dropout_is_a_module_or_a_probability(drop, dropout_p):
+    attention = attention_of()
+    del attention.attn_drop
+    attention.attn_drop = drop
+    assert from_timm(attention).config.dropout_p == dropout_p
+
+
+def test_what_is_frozen_stays_frozen():
+    attention = attention_of()
+    attention.qkv.weight.requires_grad_(False)
+    frozen = {name for name, one in from_timm(attention).named_parameters() if not one.requires_grad}
+    assert frozen == {"q_proj.weight", "k_proj.weight", "v_proj.weight"}
+
+
+def test_weights_that_are_not_in_memory_are_not_written():
+    layer = from_timm(attention_of())
+    with pytest.raises(UnsupportedError, match=r"q_proj.weight must be in memory to be converted; got .* on meta"):
+        to_timm(layer, attention_of().to("meta"))
+
+
+@pytest.mark.usefixtures("without_type_checks")
+def test_another_module_is_not_written_from():
+    with pytest.raises(UnsupportedError, match=r"layer must be a MultiHeadAttention, not a subclass, .* got a Linear"):
+        to_timm(nn.Linear(3, 3), attention_of())

@@ -108,6 +108,32 @@ def test_weights_are_copies_and_the_random_state_stays():
     assert all(parameter.requires_grad for each in (layer, back) for parameter in each.parameters())
 
 
+def test_what_is_frozen_stays_frozen():
+    module = module_of(kdim=KEY_DIM)
+    module.k_proj_weight.requires_grad_(False)
+    module.out_proj.bias.requires_grad_(False)
+    with torch.no_grad():  # whatever the mode of the caller
+        layer = from_torch(module)
+        back = to_torch(layer)
+    assert {name for name, one in layer.named_parameters() if not one.requires_grad} == {
+        "k_proj.weight",
+        "out_proj.bias",
+    }
+    assert {name for name, one in back.named_parameters() if not one.requires_grad} == {
+        "k_proj_weight",
+        "out_proj.bias",
+    }
+    packed = module_of().requires_grad_(False)
+    assert not any(one.requires_grad for one in to_torch(from_torch(packed)).parameters())
+
+
+def test_frozen_weights_beside_others_are_not_packed():
+    layer = from_torch(module_of())
+    layer.k_proj.weight.requires_grad_(False)
+    with pytest.raises(UnsupportedError, match=r"v_proj.weight must all ask for gradients .* for k_proj.weight alone"):
+        to_torch(layer)
+
+
 def test_the_dtype_is_kept():
     module = module_of().bfloat16()
     layer = from_torch(module)
@@ -141,3 +167,113 @@ def test_keys_of_the_modules_own_are_refused_by_name(name):
 def test_what_torchs_module_has_not_is_refused_by_name(settings, text):
     with pytest.raises(UnsupportedError, match=text):
         to_torch(MultiHeadAttention(EMBED, HEADS, **settings))
+
+
+# Refusals of what would be lost
+
+
+class Adapted(nn.Linear):
+    """A projection that adds something of its own, with the weights of the plain one in sight."""
+
+    def forward(self, tokens):
+        return super().forward(tokens) + 1
+
+
+class Wrapped(nn.Module):
+    def __init__(self, base):
+        super().__init__()
+        self.base = base
+
+
+def with_part(module, name, part):
+    setattr(module, name, part)
+    return module
+
+
+class Doubled(nn.Module):
+    def forward(self, weight):
+        return 2 * weight
+
+
+def parametrized(module, name):
+    nn.utils.parametrize.register_parametrization(module, name, Doubled())
+    return module
+
+
+class Subclass(nn.MultiheadAttention):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        (
+            nn.Linear(3, 3),
+            "a MultiheadAttention or TorchMultiheadAttention, .* to convert it; got a Linear",
+        ),
+        (None, "module must be a MultiheadAttention or .*; got None"),
+        (Subclass(EMBED, HEADS), "module must be .* not a subclass, to convert it; got a Subclass"),
+        (
+            with_part(module_of(), "out_proj", Adapted(EMBED, EMBED)),
+            "out_proj must be a plain Linear or NonDynamicallyQuantizableLinear to convert a Multi.*; got a Ada",
+        ),
+        (
+            with_part(module_of(), "out_proj", Wrapped(nn.Linear(EMBED, EMBED))),
+            "out_proj must be a plain .*; got a Wrapped",
+        ),
+        (parametrized(module_of(), "in_proj_weight"), "module must be a .*; got a ParametrizedMultiheadAttention"),
+        (parametrized(nn.Linear(3, 3), "weight"), "got a ParametrizedLinear"),
+        (module_of().to("meta"), "q_proj.weight must be in memory to be converted; got a tensor on meta"),
+        (module_of().to(torch.float8_e4m3fn), "q_proj.weight must be in one of float64, .* got torch.float8_e4m3fn"),
+        (
+            with_part(module_of(), "out_proj", nn.Linear(EMBED, EMBED)),
+            "one dtype to be converted; got q_proj.weight in torch.float64 and out_proj.weight in torch.float32",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("without_type_checks")
+def test_a_module_that_is_no_plain_one_is_refused(module, text):
+    with pytest.raises(UnsupportedError, match=text):
+        from_torch(module)
+
+
+class Laid(torch.Tensor):
+    """A tensor that is laid out in a way of its own, as quantised and sharded ones are."""
+
+
+def test_a_tensor_of_another_class_is_refused():
+    module = module_of()
+    module.in_proj_weight = nn.Parameter(module.in_proj_weight.detach().as_subclass(Laid))
+    with pytest.raises(UnsupportedError, match=r"q_proj.weight must be a plain tensor to be converted; got a Laid"):
+        from_torch(module)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+def test_a_weight_that_is_computed_for_each_call_is_refused():
+    module = nn.utils.weight_norm(module_of(), "in_proj_weight")
+    with pytest.raises(UnsupportedError, match=r"in_proj_weight must be a parameter to convert .*weight norm"):
+        from_torch(module)
+    module = module_of()
+    nn.utils.weight_norm(module.out_proj)
+    with pytest.raises(UnsupportedError, match=r"out_proj.weight must be a parameter to convert a MultiheadAttention"):
+        from_torch(module)
+
+
+def test_a_layer_that_is_no_plain_one_is_refused():
+    class Other(MultiHeadAttention):
+        pass
+
+    with pytest.raises(UnsupportedError, match=r"layer must be a MultiHeadAttention, not a subclass, .* got a Other"):
+        to_torch(Other(EMBED, HEADS))
+    layer = MultiHeadAttention(EMBED, HEADS)
+    layer.v_proj = Adapted(EMBED, EMBED)
+    with pytest.raises(
+        UnsupportedError, match=r"v_proj must be a plain Linear to convert a MultiHeadAtt.*got a Adapted"
+    ):
+        to_torch(layer)
+    layer = MultiHeadAttention(EMBED, HEADS)
+    layer.v_proj.bfloat16()
+    with pytest.raises(
+        UnsupportedError, match=r"must have one dtype to be converted; got q_proj.weight in torch.float32"
+    ):
+        to_torch(layer)

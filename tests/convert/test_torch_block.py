@@ -1,6 +1,7 @@
 """torch's TransformerEncoderLayer and our block made of it compute the same, both ways."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -34,7 +35,9 @@ def tokens():
     return torch.randn(BATCH, LENGTH, EMBED, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu", functional.silu, nn.ReLU(), nn.GELU("tanh"), nn.SiLU()])
+@pytest.mark.parametrize(
+    "activation", ["relu", "gelu", functional.silu, torch.relu, nn.ReLU(), nn.GELU("tanh"), nn.SiLU()]
+)
 @pytest.mark.parametrize("norm_first", [True, False])
 @torch.no_grad()
 def test_a_block_made_of_torchs_layer_computes_the_same_and_goes_back(norm_first, activation):
@@ -79,6 +82,37 @@ def test_every_dropout_is_carried_to_its_place():
     assert (back.self_attn.dropout, back.dropout.p, back.dropout1.p, back.dropout2.p) == (0.125, 0.5, 0.25, 0.25)
 
 
+def test_what_is_frozen_stays_frozen_both_ways():
+    layer = layer_of()
+    layer.linear1.weight.requires_grad_(False)
+    layer.norm2.bias.requires_grad_(False)
+    layer.self_attn.requires_grad_(False)
+    block = block_from_torch(layer)
+    back = block_to_torch(block)
+    assert {name for name, one in block.named_parameters() if not one.requires_grad} == {
+        "feed_forward.up_proj.weight",
+        "feed_forward_norm.bias",
+        *(f"attention.{name}" for name, _ in block.attention.named_parameters()),
+    }
+    for (_, one), (name, other) in zip(layer.named_parameters(), back.named_parameters(), strict=True):
+        assert one.requires_grad == other.requires_grad, name
+
+
+def test_an_attention_in_evaluation_stays_so_in_a_layer_in_training():
+    layer = layer_of().train()
+    layer.self_attn.eval()
+    block = block_from_torch(layer)
+    assert (block.training, block.dropout.training, block.attention.training) == (True, True, False)
+    back = block_to_torch(block)
+    assert (back.training, back.dropout1.training, back.self_attn.training) == (True, True, False)
+    layer.dropout1.eval()
+    with pytest.raises(UnsupportedError, match=r"modes of dropout1 and the layer must be equal .*got False and True"):
+        block_from_torch(layer)
+    block.feed_forward.dropout.eval()
+    with pytest.raises(UnsupportedError, match=r"modes of feed_forward.dropout and the block .*got False and True"):
+        block_to_torch(block)
+
+
 @torch.no_grad()
 def test_a_layer_with_our_own_attention_inside_is_converted_too():
     layer = layer_of()
@@ -95,6 +129,20 @@ def test_what_a_block_has_not_is_refused_by_name():
         block_from_torch(layer_of(activation=torch.tanh))
     with pytest.raises(UnsupportedError, match=r"activation must be one of .*; got ELU\("):
         block_from_torch(layer_of(activation=nn.ELU()))
+    bound = functools.partial(functional.gelu, torch.ones(1), approximate="tanh")
+    with pytest.raises(UnsupportedError, match=r"activation must be one of .*; got functools.partial"):
+        block_from_torch(layer_of(activation=bound))
+
+    def relu(x):
+        return x
+
+    with pytest.raises(
+        UnsupportedError, match=r"activation must be one of .*, of torch's, .*; got .*test_torch_block.relu"
+    ):
+        block_from_torch(layer_of(activation=relu))
+    for kind in (nn.GELU, nn.ReLU, nn.SiLU):
+        with pytest.raises(UnsupportedError, match=r"activation must be one of .*; got Other\("):
+            block_from_torch(layer_of(activation=type("Other", (kind,), {})()))
     layer = layer_of()
     layer.norm2.eps = 1e-3
     with pytest.raises(UnsupportedError, match=r"eps of norm1 and norm2 must be equal .*got 1e-05 and 0.001"):
@@ -122,3 +170,81 @@ def test_what_torchs_layer_has_not_is_refused_by_name(settings, feed_forward, at
     )
     with pytest.raises(UnsupportedError, match=text):
         block_to_torch(Block(config))
+
+
+class Subclass(nn.TransformerEncoderLayer):
+    pass
+
+
+def changed(**parts):
+    layer = layer_of()
+    for name, part in parts.items():
+        setattr(layer, name, part)
+    return layer
+
+
+class Doubled(nn.Module):
+    def forward(self, weight):
+        return 2 * weight
+
+
+def parametrized():
+    layer = layer_of()
+    nn.utils.parametrize.register_parametrization(layer.linear2, "weight", Doubled())
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("layer", "text"),
+    [
+        (
+            nn.TransformerDecoderLayer(EMBED, HEADS, HIDDEN),
+            "layer must be a Trans.*, not a .* got a TransformerDecoderLayer",
+        ),
+        (Subclass(EMBED, HEADS, HIDDEN), "layer must be a TransformerEncoderLayer, not a subclass, .* got a Subclass"),
+        (changed(norm1=nn.RMSNorm(EMBED)), "norm1 must be a plain LayerNorm to convert a Trans.*; got a RMSNorm"),
+        (changed(linear1=nn.Sequential()), "linear1 must be a plain Linear to convert a Trans.*; got a Sequential"),
+        (changed(dropout1=nn.AlphaDropout(0.1)), "dropout1 must be a plain Dropout to convert .*; got a AlphaDropout"),
+        (changed(gate=nn.Linear(EMBED, EMBED)), r"must have torch's own parts alone .*; got \['gate'\], too"),
+        (changed(gamma=nn.Parameter(torch.ones(3))), r"must have torch's own parts alone .*; got \['gamma'\], too"),
+        (changed(norm2=nn.LayerNorm(EMBED)), "one dtype .* in torch.float64 and norm2.weight in torch.float32"),
+        (parametrized(), "linear2 must be a plain Linear to convert .*; got a ParametrizedLinear"),
+        (layer_of().to("meta"), "must be in memory to be converted; got a tensor on meta"),
+    ],
+)
+@pytest.mark.usefixtures("without_type_checks")
+def test_a_layer_that_is_no_plain_one_is_refused(layer, text):
+    with pytest.raises(UnsupportedError, match=text):
+        block_from_torch(layer)
+
+
+def block_of(**parts):
+    block = block_from_torch(layer_of())
+    for name, part in parts.items():
+        setattr(block, name, part)
+    return block
+
+
+@pytest.mark.parametrize(
+    ("block", "text"),
+    [
+        (nn.Linear(3, 3), "block must be a Block, not a subclass, to convert it; got a Linear"),
+        (block_of(attention_norm=nn.RMSNorm(EMBED)), "attention_norm must be a plain LayerNorm .*; got a RMSNorm"),
+        (block_of(feed_forward_norm=nn.LayerNorm(EMBED)), "one dtype .*feed_forward_norm.weight in torch.float32"),
+        (block_of(dropout=nn.Identity()), "dropout must be a plain Dropout to convert a Block; got a Identity"),
+        (block_of().to("meta"), "must be in memory to be converted; got a tensor on meta"),
+    ],
+)
+@pytest.mark.usefixtures("without_type_checks")
+def test_a_block_that_is_no_plain_one_is_refused(block, text):
+    with pytest.raises(UnsupportedError, match=text):
+        block_to_torch(block)
+
+
+def test_another_class_of_the_same_name_is_named_by_where_it_is_defined():
+    layer = layer_of()
+    layer.linear1 = type("Linear", (nn.Module,), {"__module__": "quantised"})()
+    with pytest.raises(
+        UnsupportedError, match=r"linear1 must be a plain Linear to convert .*; got a quantised\.Linear"
+    ):
+        block_from_torch(layer)

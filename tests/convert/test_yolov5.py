@@ -5,6 +5,7 @@ import math
 import pytest
 import safetensors.torch
 import torch
+from torch import nn
 from torch.nn import functional
 
 from headwise.convert.yolov5 import (
@@ -244,7 +245,7 @@ def test_a_merged_projection_is_rounded_once():
         ),
         (
             lambda w: w.update({"model.9.cv1.conv.weight": torch.zeros(INNER, IN, 1, 1, dtype=torch.int8)}),
-            r"^model\.9\.cv1\.conv\.weight must hold floats; got torch\.int8",
+            r"^model\.9\.cv1\.conv\.weight must be in one of float64, .*; got torch\.int8",
         ),
     ],
 )
@@ -261,10 +262,18 @@ def test_a_checkpoint_without_a_block_is_refused():
         from_yolov5(weights)
 
 
+@pytest.mark.usefixtures("without_type_checks")
 def test_a_prefix_without_its_point_and_heads_that_do_not_divide_are_refused():
     weights = checkpoint()
     with pytest.raises(ConfigError, match=r"prefix must be empty or end with a point, as .* got 'model\.9'"):
         c3tr_from_yolov5(weights, "model.9")
+    for number, text in (
+        (2.0, "a whole number; got 2.0"),
+        (True, "a whole number; got True"),
+        (0, "between 1 and .*got 0"),
+    ):
+        with pytest.raises(ConfigError, match=f"num_heads must be {text}"):
+            stage_from_yolov5(weights, f"{PREFIX}m.", num_heads=number)
     with pytest.raises(ConfigError, match=r"the inner width, must be a multiple of num_heads.*got 12 and 5"):
         c3tr_from_yolov5(weights, PREFIX, num_heads=5)
     for make, prefix in ((stage_from_yolov5, f"{PREFIX}m."), (layer_from_yolov5, f"{PREFIX}m.tr.0.")):
@@ -277,3 +286,50 @@ def test_the_default_form_has_no_place_in_a_checkpoint():
         to_yolov5(C3TR(IN, OUT), PREFIX)
     with pytest.raises(ConfigError, match="prefix must be empty or end with a point"):
         to_yolov5(C3TR(IN, OUT, compatible=True), "model.9")
+
+
+@pytest.mark.usefixtures("without_type_checks")
+def test_what_is_no_checkpoint_or_no_part_of_a_block_is_refused():
+    for weights in (C3TR(IN, OUT, compatible=True), list(checkpoint())):
+        for make in (from_yolov5, lambda given: c3tr_from_yolov5(given, PREFIX)):
+            kind = type(weights).__name__
+            with pytest.raises(ConfigError, match=rf"weights must be tensors by name, as model.state.*got a {kind}"):
+                make(weights)
+    with pytest.raises(ConfigError, match="prefix must be a string; got None"):
+        c3tr_from_yolov5(checkpoint(), None)
+    with pytest.raises(UnsupportedError, match=r"model.9.cv1.conv.weight must be a tensor; got a str"):
+        c3tr_from_yolov5(checkpoint() | {"model.9.cv1.conv.weight": "x"}, PREFIX)
+    with pytest.raises(UnsupportedError, match=r"module must be a C3TR or Plain.*, not a subclass, .* got a Linear"):
+        to_yolov5(nn.Linear(3, 3))
+    with pytest.raises(UnsupportedError, match=r"layer must be a PlainTransformerLayer, not a .* got a Linear"):
+        merge_projections(nn.Linear(3, 3))
+
+
+def test_weights_that_are_not_there_or_have_scales_elsewhere_are_refused():
+    whole = {name: tensor.to("meta") for name, tensor in checkpoint().items()}
+    with pytest.raises(UnsupportedError, match=r"model.9.cv1.conv.weight must be in memory .*got a tensor on meta"):
+        c3tr_from_yolov5(whole, PREFIX)
+    one = checkpoint() | {"model.9.m.linear.bias": whole["model.9.m.linear.bias"]}
+    with pytest.raises(UnsupportedError, match=r"model.9.m.linear.bias must be on cpu, as others are; got meta"):
+        c3tr_from_yolov5(one, PREFIX)
+    with pytest.raises(UnsupportedError, match=r"model.9.cv1.conv.weight must be in one of .*got torch.float8_e5m2"):
+        c3tr_from_yolov5({name: tensor.to(torch.float8_e5m2) for name, tensor in checkpoint().items()}, PREFIX)
+    without = checkpoint() | {"model.9.cv3.conv.weight": torch.zeros(0, 24, 1, 1, dtype=torch.float64)}
+    with pytest.raises(UnsupportedError, match=r"model.9.cv1 and model.9.cv3 must have channels; got 12 and 0"):
+        c3tr_from_yolov5(without, PREFIX)
+
+
+def test_a_merged_projection_is_frozen_where_both_are():
+    layer = layer_from_yolov5(checkpoint(), f"{PREFIX}m.tr.0.").requires_grad_(False)
+    layer.k.weight.requires_grad_(True)
+    merged = merge_projections(layer)
+    assert [name for name, one in merged.named_parameters() if one.requires_grad] == ["k_proj.weight"]
+    layer.requires_grad_(False).ma.in_proj_weight.requires_grad_(True)
+    merged = merge_projections(layer)
+    names = ["q_proj.weight", "k_proj.weight", "v_proj.weight"]
+    assert [name for name, one in merged.named_parameters() if one.requires_grad] == names
+    layer.q = nn.Sequential(layer.q)
+    with pytest.raises(
+        UnsupportedError, match="q must be a plain Linear to convert a PlainTransformerLayer; got a Seq"
+    ):
+        merge_projections(layer)

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from headwise.caches.paged import PagedCache
 from headwise.caches.quantized import QuantizedCache
 from headwise.caches.rolling import RollingCache
-from headwise.caches.slots import CrossCache, GrowingCache
+from headwise.caches.slots import CrossCache, GrowingCache, StaticCache
 from headwise.config.attention import ALiBi, Rotary, T5Bias
 from headwise.config.scaling import DynamicNTKScaling
 from headwise.errors import ConfigError, UnsupportedError
@@ -72,3 +73,42 @@ def test_caches_of_another_kind_of_attention_are_refused():
     rotary = make(position=Rotary(scaling=DynamicNTKScaling(factor=2.0, original_max_positions=4)))
     with pytest.raises(UnsupportedError, match="scaling must not depend on the length of a text"):
         rotary(x, cache=GrowingCache())
+
+
+def poison(cache):
+    """Write NaN into every slot that holds no token."""
+    for name in ("_keys", "_values"):
+        buffer = getattr(cache, name)
+        if isinstance(cache, PagedCache):
+            used = torch.zeros(buffer.shape[1], dtype=torch.bool)
+            for row, length in enumerate(cache.lengths):
+                used[cache._slots(cache.seq_len)[row, :length]] = True
+            buffer[:, ~used] = torch.nan
+        elif isinstance(cache, RollingCache):
+            buffer.masked_fill_((cache._index() < 0)[:, None, :, None], torch.nan)
+        else:
+            places = torch.arange(buffer.shape[2])
+            empty = places >= torch.tensor(cache.lengths).unsqueeze(1)
+            buffer.masked_fill_(empty[:, None, :, None], torch.nan)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("is_even", [True, False])
+@pytest.mark.parametrize("position", [None, Rotary(), ALiBi()], ids=str)
+@pytest.mark.parametrize(
+    "kind", [GrowingCache, lambda: StaticCache(40), lambda: RollingCache(WINDOW, spare=3), lambda: PagedCache(4)]
+)
+def test_what_is_in_empty_slots_changes_nothing_to_the_bit(kind, position, is_even):
+    layer = make(mask=SlidingWindow(WINDOW), position=position)
+    real = None if is_even else torch.tensor([[True] * 3, [False, True, False]])
+    outputs = []
+    for poisoned in (False, True):
+        cache, seen = kind(), []
+        for step, (chunk, real_tokens) in enumerate(
+            ((tokens(3), real), (tokens(1, seed=2), None), (tokens(2, seed=3), None))
+        ):
+            if poisoned and step:
+                poison(cache)
+            seen.append(layer(chunk, cache=cache, real_tokens=real_tokens))
+        outputs.append(torch.cat(seen, dim=1))
+    assert torch.equal(*outputs) and outputs[0].isfinite().all()

@@ -11,7 +11,7 @@ from headwise.caches.base import CacheView, Held, KVCache, Lengths, index_of_slo
 from headwise.config.checks import require_size
 from headwise.errors import ConfigError, UnsupportedError
 
-GROWTH = 1.5  # how many times as many blocks there are when a pool without a bound is full
+GROWTH = 1 / 32  # blocks that a full pool without a bound gets, beyond those it needs: each call copies all, anyway
 MIN_BLOCKS = 8
 
 
@@ -179,7 +179,7 @@ class PagedCache(KVCache):
         held = len(self._num_users)
         if self._keys is not None and needed <= held:
             return
-        num_blocks = self.num_blocks or max(needed, int(held * GROWTH), MIN_BLOCKS)
+        num_blocks = self.num_blocks or max(needed + int(held * GROWTH), MIN_BLOCKS)
         for name, like in zip(("_keys", "_values"), self._like, strict=True):
             old = getattr(self, name)
             new = like.new_empty(like.shape[1], num_blocks * self.block_size, like.shape[3])

@@ -8,13 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Shaped
 from torch import Tensor, nn
 
 from headwise.config.attention import ALiBi, AttentionConfig, T5Bias
 from headwise.config.huggingface import read_config
 from headwise.convert.huggingface_weights import LAYOUTS, TABLE, LayerWeights
-from headwise.convert.weights import build_layer, require_settings, weights_of
+from headwise.convert.plain import require_one_dtype
+from headwise.convert.weights import build_layer, require_settings, view_of, weights_of
 from headwise.errors import UnsupportedError
 from headwise.nn.multihead import MultiHeadAttention
 
@@ -44,13 +45,14 @@ def from_huggingface(attention: nn.Module, *, table_from: nn.Module | None = Non
         table_from: for self-attention of T5 after a stack's first layer: that first layer's attention.
 
     Returns:
-        A layer in the module's mode (training or not), on its device and in its dtype.
+        A layer in the module's mode (training or not), on its device and in its dtype, frozen where it is.
 
     Raises:
-        UnsupportedError: another family, another part of a model, cross-attention of a model without an encoder, a
-            projection that is no plain matrix (quantised, with an adapter), a setting that `MultiHeadAttention` cannot
-            have, `table_from` where there is nothing to take or none where there is, or norms of Gemma 3 in bfloat16 or
-            float16, which would round the sum.
+        UnsupportedError: another family, another part of a model, cross-attention of a model without an encoder,
+            weights that are no plain ones (in several dtypes, quantised, offloaded, with an adapter, a weight norm or a
+            parametrization) or are not known here, a setting that `MultiHeadAttention` cannot have, `table_from` where
+            there is nothing to take or none where there is, or norms of Gemma 3 in bfloat16 or float16, which would
+            round the sum.
         ConfigError: the model's config cannot be read.
 
     Example:
@@ -59,6 +61,7 @@ def from_huggingface(attention: nn.Module, *, table_from: nn.Module | None = Non
     config = _config_of(attention)
     table = _table_of(attention, config, table_from)
     weights = LayerWeights(attention, _family_of(attention), config, table).read()
+    require_one_dtype(weights)
     return build_layer(_with_table(config), weights, training=attention.training)
 
 
@@ -76,9 +79,9 @@ def to_huggingface(layer: MultiHeadAttention, attention: nn.Module, *, table_fro
             Nothing is written then.
         ConfigError: the model's config cannot be read.
     """
-    config = _config_of(attention)
+    weights, config = weights_of(layer), _config_of(attention)
     require_settings(layer.config, _with_table(config), where=f"this {type(attention).__name__}")
-    table, weights = _table_of(attention, config, table_from), weights_of(layer)
+    table = _table_of(attention, config, table_from)
     if table_from is not None and table is not None and not torch.equal(weights[TABLE].to(table), table):
         raise UnsupportedError(
             f"{TABLE} must be the one that the layers of a T5 stack share to be written into another layer than the "
@@ -133,7 +136,7 @@ def _with_table(config: AttentionConfig) -> AttentionConfig:
 
 def _table_of(
     attention: Any, config: AttentionConfig, table_from: Any
-) -> Float[Tensor, "num_buckets num_heads"] | None:
+) -> Shaped[Tensor, "num_buckets num_heads"] | None:
     """Return the table of biases that a layer of T5 reads, as a view; None for layers that read none."""
     position = config.position
     if (isinstance(position, T5Bias) and not position.owns_table) != (table_from is not None):
@@ -150,7 +153,7 @@ def _table_of(
             "table_from must be the attention of the first layer of the same stack, which holds a "
             f"relative_attention_bias; got a {type(table_from).__name__} that is not"
         )
-    return None if table is None else table.weight.detach()
+    return None if table is None else view_of(table.weight)
 
 
 def _first(module: nn.Module, name: str) -> Any:

@@ -5,15 +5,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Shaped
 from torch import Tensor, nn
 
 from headwise.config.attention import AttentionConfig, T5Bias
-from headwise.convert.fused import split_fused
-from headwise.convert.weights import copy_weights, name_projections
+from headwise.convert.plain import require_nothing_else, require_plain
+from headwise.convert.weights import copy_weights, name_projections, view_of, views_of_fused
 from headwise.errors import UnsupportedError
 
 NORMS = ("q_norm.weight", "k_norm.weight")
+_NORM_KINDS = ("Qwen3RMSNorm", "Qwen3MoeRMSNorm", "Gemma3RMSNorm")
 TABLE = "relative_bias.table"
 
 
@@ -79,7 +80,8 @@ class LayerWeights:
         table: T5's table of biases, (num_buckets, num_heads), where the layer reads one.
 
     Raises:
-        UnsupportedError: a projection is missing, is no plain matrix, or has not the rows that the config asks for.
+        UnsupportedError: a projection is missing, is no plain matrix, or has not the rows that the config asks for; a
+            norm that is no plain one; a parameter that is not known here.
     """
 
     def __init__(self, attention: nn.Module, family: str, config: AttentionConfig, table: Tensor | None):
@@ -94,14 +96,15 @@ class LayerWeights:
         self._views = name_projections(*zip(*projections, strict=True))
         if config.qk_norm:
             for norm in NORMS:
-                self._views[norm] = attention.get_parameter(norm).detach()
+                self._views[norm] = _read_norm(attention, norm)
         if config.sink:
-            self._views["sink"] = attention.get_parameter("sinks").detach()
+            self._views["sink"] = view_of(attention.get_parameter("sinks"))
         if isinstance(config.position, T5Bias):
             assert table is not None  # which every attention of T5 that has the projections gives, or table_from
             self._views[TABLE] = table
+        require_nothing_else(attention, _names_of(family, config))
 
-    def read(self) -> dict[str, Float[Tensor, "..."]]:
+    def read(self) -> dict[str, Shaped[Tensor, "..."]]:
         """Return the weights, some of them as views.
 
         Raises:
@@ -110,7 +113,7 @@ class LayerWeights:
         weights = dict(self._views)
         for norm in NORMS if self._offset else ():
             if norm in weights:
-                weights[norm] = self._offset + weights[norm]
+                weights[norm] = (self._offset + weights[norm].detach()).requires_grad_(weights[norm].requires_grad)
                 # models add in float32, whatever their dtype
                 if weights[norm].dtype.itemsize < 4 and not torch.equal(
                     weights[norm].float(), self._offset + self._views[norm].float()
@@ -121,20 +124,19 @@ class LayerWeights:
                     )
         return weights
 
-    def write(self, weights: Mapping[str, Float[Tensor, "..."]]) -> None:
+    def write(self, weights: Mapping[str, Shaped[Tensor, "..."]]) -> None:
         """Overwrite the weights in place.
 
         Raises:
             UnsupportedError: they have not the same names and shapes. Nothing is written then.
         """
-        offsets = {norm: weights[norm] - self._offset for norm in NORMS if self._offset and norm in weights}
+        offsets = {norm: weights[norm].detach() - self._offset for norm in NORMS if self._offset and norm in weights}
         copy_weights({**weights, **offsets}, self._views)
-        for stored, order, stacked in self._regrouped:
-            stored[order] = stacked
+        with torch.no_grad():
+            for stored, order, stacked in self._regrouped:
+                stored[order] = stacked
 
-    def _split(
-        self, fused: Tensor, attention: nn.Module, family: str, config: AttentionConfig
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _split(self, fused: Tensor, attention: nn.Module, family: str, config: AttentionConfig) -> tuple[Tensor, ...]:
         """Cut the weight or the bias of one projection for queries, keys and values."""
         sizes = [config.num_heads * config.head_dim] + [config.num_kv_heads * config.head_dim] * 2
         if fused.shape[0] != sum(sizes):
@@ -147,15 +149,15 @@ class LayerWeights:
             rows = rows.view(config.num_kv_heads, config.queries_per_kv + 2, config.head_dim)
             parts = torch.split(rows, [config.queries_per_kv, 1, 1], dim=1)
             order = torch.cat([part.flatten() for part in parts])
-            stacked = fused[order]
+            stacked = fused.detach()[order].requires_grad_(fused.requires_grad)
             self._regrouped.append((fused, order, stacked))
             fused = stacked
-        return split_fused(fused, sizes)
+        return views_of_fused(fused, sizes)
 
 
 def _read_projection(
     attention: nn.Module, path: str, family: str
-) -> tuple[Float[Tensor, "out_dim in_dim"], Float[Tensor, " out_dim"] | None]:
+) -> tuple[Shaped[Tensor, "out_dim in_dim"], Shaped[Tensor, " out_dim"] | None]:
     """Return weight and bias of one projection, as views, laid out as `nn.Linear`'s."""
     name = type(attention).__name__
     part: Any = attention
@@ -166,9 +168,24 @@ def _read_projection(
             f"an attention layer of {family} must have {', '.join(LAYOUTS[family].projections)} to be converted; got a "
             f"{name} without {path} (give the module of one layer that holds the output projection, too)"
         )
-    kind = type(part).__name__
-    if type(part) is not nn.Linear and kind not in ("Conv1D", "FalconLinear"):
-        raise UnsupportedError(f"{path} must be a plain Linear or Conv1D to be converted; got a {kind}")
+    require_plain(path, part, [nn.Linear, "Conv1D", "FalconLinear"], whole=attention)
     weight = part.weight.detach()
-    # Conv1D multiplies from the other side.
-    return weight.T if kind == "Conv1D" else weight, None if part.bias is None else part.bias.detach()
+    weight = weight.T if type(part).__name__ == "Conv1D" else weight  # Conv1D multiplies from the other side
+    return weight.requires_grad_(part.weight.requires_grad), None if part.bias is None else view_of(part.bias)
+
+
+def _read_norm(attention: nn.Module, path: str) -> Shaped[Tensor, " head_dim"]:
+    """Return the weight of a norm of queries or keys, as a view."""
+    name = path.removesuffix(".weight")
+    norm: Any = getattr(attention, name, None)
+    require_plain(name, norm, _NORM_KINDS, whole=attention)
+    return view_of(norm.weight)
+
+
+def _names_of(family: str, config: AttentionConfig) -> set[str]:
+    """Return the names of the parameters that a layer can have: those read here, and those of the block's own norm."""
+    names = {f"{path}.{kind}" for path in LAYOUTS[family].projections for kind in ("weight", "bias")}
+    names |= {"output.LayerNorm.weight", "output.LayerNorm.bias"}  # of BERT and its kin
+    names |= set(NORMS) if config.qk_norm else set()
+    names |= {"sinks"} if config.sink else set()
+    return names | ({"relative_attention_bias.weight"} if isinstance(config.position, T5Bias) else set())

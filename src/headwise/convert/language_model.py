@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Shaped
 from torch import Tensor, nn
 
 from headwise.config.huggingface import read_config
 from headwise.convert.huggingface import from_huggingface
-from headwise.convert.weights import copy_weights, parameters_of, weights_of
+from headwise.convert.plain import require_one_dtype, require_plain
+from headwise.convert.weights import fill, parameters_of, view_of, weights_of
 from headwise.errors import UnsupportedError
 from headwise.nn.language_model import LanguageModel
 
@@ -73,6 +74,8 @@ LAYOUTS: Mapping[str, Layout] = {
     "smollm3": _LLAMA,
 }
 """The families that are converted, by `model_type`."""
+_RMS_NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm", "SmolLM3RMSNorm")
+_KINDS = (nn.Linear, "Conv1D", nn.Embedding, nn.LayerNorm, *_RMS_NORMS)
 
 
 def language_model_from_huggingface(model: nn.Module) -> LanguageModel:
@@ -83,11 +86,11 @@ def language_model_from_huggingface(model: nn.Module) -> LanguageModel:
             `Qwen3ForCausalLM` or `SmolLM3ForCausalLM`.
 
     Returns:
-        A model in the mode of the given one (training or not), on its device and in its dtype.
+        A model in the mode of the given one (training or not), on its device and in its dtype, frozen where it is.
 
     Raises:
-        UnsupportedError: another family or a model without a head, weights that are no plain matrices, a part that is
-            not built here.
+        UnsupportedError: another family or a model without a head; weights that are no plain ones (in several dtypes,
+            quantised, offloaded, with an adapter, a weight norm or a parametrization); a part that is not built here.
         ConfigError: the model's config cannot be read.
 
     Example:
@@ -101,22 +104,25 @@ def language_model_from_huggingface(model: nn.Module) -> LanguageModel:
             f"got a {type(model).__name__} of {family}"
         )
     config = read_config(theirs.config.to_dict(), name=type(model).__name__)
+    weights = dict(_read(theirs, LAYOUTS[family]))
+    require_one_dtype(weights)
     with torch.random.fork_rng(devices=[]):  # what the model draws at its start is thrown away
         ours = LanguageModel(config)
-    body = model.get_submodule(LAYOUTS[family].body)
-    weight = body.get_submodule(LAYOUTS[family].token_table).get_parameter("weight")
+    weight = weights["body.token_table.weight"]
     ours.to(weight).train(model.training)
-    with torch.no_grad():
-        copy_weights(dict(_read(theirs, LAYOUTS[family], body)), dict(_ours(ours)))
+    fill(ours, weights, dict(_ours(ours)))
     return ours
 
 
-def _read(model: Any, layout: Layout, body: nn.Module) -> Iterator[tuple[str, Float[Tensor, "..."]]]:
+def _read(model: Any, layout: Layout) -> Iterator[tuple[str, Shaped[Tensor, "..."]]]:
     """Yield the weights of their model under our names."""
-    yield "body.token_table.weight", body.get_submodule(layout.token_table).get_parameter("weight").detach()
+    body = model.get_submodule(layout.body)
+    table = body.get_submodule(layout.token_table)
+    yield from _named("body.token_table", table, model)
     if layout.position_table is not None:
-        yield "body.positions.table", body.get_submodule(layout.position_table).get_parameter("weight").detach()
-    yield from _named("body.norm", body.get_submodule(layout.norm))
+        require_plain(layout.position_table, body.get_submodule(layout.position_table), [nn.Embedding], whole=model)
+        yield "body.positions.table", view_of(body.get_submodule(layout.position_table).get_parameter("weight"))
+    yield from _named("body.norm", body.get_submodule(layout.norm), model)
     layers = body.get_submodule(layout.layers)
     assert isinstance(layers, nn.ModuleList)
     for number, layer in enumerate(layers):
@@ -124,12 +130,13 @@ def _read(model: Any, layout: Layout, body: nn.Module) -> Iterator[tuple[str, Fl
         attention = from_huggingface(layer.get_submodule(layout.attention))
         yield from ((f"{ours}.attention.{name}", one) for name, one in weights_of(attention).items())
         for name, path in layout.parts.items():
-            yield from _named(f"{ours}.{name}", layer.get_submodule(path))
-    if model.lm_head.weight is not body.get_submodule(layout.token_table).get_parameter("weight"):
-        yield from _named("projection", model.lm_head)
+            yield from _named(f"{ours}.{name}", layer.get_submodule(path), model)
+    head = list(_named("projection", model.lm_head, model))
+    if model.lm_head.weight is not table.get_parameter("weight"):
+        yield from head
 
 
-def _ours(model: LanguageModel) -> Iterator[tuple[str, Float[Tensor, "..."]]]:
+def _ours(model: LanguageModel) -> Iterator[tuple[str, Shaped[Tensor, "..."]]]:
     """Yield the weights of our model, of fused projections as of three."""
     for name, weight in parameters_of(model).items():
         if ".attention." not in name:
@@ -139,8 +146,10 @@ def _ours(model: LanguageModel) -> Iterator[tuple[str, Float[Tensor, "..."]]]:
         yield from ((f"body.blocks.{number}.attention.{name}", one) for name, one in weights_of(attention).items())
 
 
-def _named(name: str, part: nn.Module) -> Iterator[tuple[str, Float[Tensor, "..."]]]:
-    """Yield weight and bias of a projection or a norm, laid out as ours."""
+def _named(name: str, part: nn.Module, whole: nn.Module) -> Iterator[tuple[str, Shaped[Tensor, "..."]]]:
+    """Yield weight and bias of a projection, a table or a norm by our name of it, laid out as ours."""
+    require_plain(name, part, _KINDS, whole=whole)
     is_turned = type(part).__name__ == "Conv1D"  # multiplies from the other side
     for kind, weight in parameters_of(part).items():
-        yield f"{name}.{kind}", weight.T if is_turned and kind == "weight" else weight
+        turned = weight.detach().T.requires_grad_(weight.requires_grad) if is_turned and kind == "weight" else weight
+        yield f"{name}.{kind}", turned

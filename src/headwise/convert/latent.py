@@ -3,16 +3,18 @@
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Shaped
 from torch import Tensor, nn
 
 from headwise.config.huggingface import read_config
 from headwise.config.latent import LatentAttentionConfig
-from headwise.convert.weights import copy_weights, parameters_of, require_settings
+from headwise.convert.plain import require_kind, require_one_dtype, require_plain
+from headwise.convert.weights import copy_weights, fill, parameters_of, require_settings
 from headwise.errors import UnsupportedError
 from headwise.nn.latent import LatentAttention
 
 FAMILIES = ("deepseek_v2", "deepseek_v3")
+_NORM_KINDS = ("DeepseekV2RMSNorm", "DeepseekV3RMSNorm")
 # transformers' module -> ours
 _NAMES = {
     "kv_a_proj_with_mqa": "kv_down_proj",
@@ -33,18 +35,20 @@ def latent_from_huggingface(attention: nn.Module) -> LatentAttention:
         attention: `model.layers[0].self_attn` of DeepSeek-V2 or V3.
 
     Returns:
-        A layer in the module's mode (training or not), on its device and in its dtype.
+        A layer in the module's mode (training or not), on its device and in its dtype, frozen where it is.
 
     Raises:
-        UnsupportedError: another family, or weights that are no plain matrices (quantised, with an adapter).
+        UnsupportedError: another family, or weights that are no plain ones: in several dtypes, quantised, offloaded,
+            with an adapter, a weight norm or a parametrization.
         ConfigError: the model's config cannot be read.
     """
     config = _config_of(attention)
     weights = _views_of(attention)
+    require_one_dtype(weights)
     with torch.random.fork_rng(devices=[]):  # what the layer draws at its start is thrown away
         layer = LatentAttention.from_config(config)
     layer = layer.to(weights["out_proj.weight"]).train(attention.training)
-    copy_weights(weights, parameters_of(layer))
+    fill(layer, weights, parameters_of(layer))
     return layer
 
 
@@ -60,6 +64,7 @@ def latent_to_huggingface(layer: LatentAttention, attention: nn.Module) -> None:
             written then.
         ConfigError: the model's config cannot be read.
     """
+    require_kind("layer", layer, [LatentAttention], what="convert it")
     require_settings(layer.config, _config_of(attention), where=f"this {type(attention).__name__}")
     copy_weights(parameters_of(layer), _views_of(attention))
 
@@ -78,12 +83,13 @@ def _config_of(attention: Any) -> LatentAttentionConfig:
     return found
 
 
-def _views_of(attention: nn.Module) -> dict[str, Float[Tensor, "..."]]:
+def _views_of(attention: nn.Module) -> dict[str, Shaped[Tensor, "..."]]:
     """Return the layer's weights under our names, as views."""
     views = {}
     for name, weight in parameters_of(attention).items():
         part, _, kind = name.rpartition(".")
         if part not in _NAMES:
             raise UnsupportedError(f"weights must be those of plain projections and norms to be converted; got {name}")
+        require_plain(part, attention.get_submodule(part), [nn.Linear, *_NORM_KINDS], whole=attention)
         views[f"{_NAMES[part]}.{kind}"] = weight
     return views

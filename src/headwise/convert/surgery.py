@@ -1,14 +1,16 @@
 """Surgery on a layer: take heads out, let more query heads share a key/value head, fuse projections or split them."""
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from numbers import Integral
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Shaped
 from torch import Tensor
 
 from headwise.config.attention import ALiBi, AttentionConfig
+from headwise.config.checks import require_size, shown
 from headwise.convert.weights import Weights, build_layer, weights_of
 from headwise.errors import ConfigError, UnsupportedError
 from headwise.nn.multihead import MultiHeadAttention
@@ -28,17 +30,20 @@ def prune_heads(layer: MultiHeadAttention, heads: Collection[int]) -> MultiHeadA
         heads: numbers of the query heads that go, from 0 to `num_heads - 1`; not all of them.
 
     Returns:
-        A layer in the same mode, with `head_dim`, `scale` and the width of its tokens as before.
+        A layer in the same mode, with `head_dim`, `scale`, the width of its tokens and the dtypes and frozen state of
+        its weights as before.
 
     Raises:
-        ConfigError: a number that is no head's, or all heads.
-        UnsupportedError: groups of different sizes would stay, or the layer tells heads apart by their number: a mask
-            that does, ALiBi.
+        ConfigError: a number that is no head's, or all heads; anything else than a collection of whole numbers, such
+            as a mask of booleans.
+        UnsupportedError: another kind of layer (a subclass too) or one whose projections are no longer plain; groups of
+            different sizes would stay; the layer tells heads apart by their number: a mask that does, ALiBi.
 
     Source: Michel et al. 2019, "Are Sixteen Heads Really Better than One?", section 2.3.
     """
+    weights = weights_of(layer)
     config = layer.config
-    gone = set(heads)
+    gone = _read_numbers(heads)
     strangers = sorted(gone - set(range(config.num_heads)))
     if strangers or len(gone) == config.num_heads:
         raise ConfigError(f"heads must be some of 0 to {config.num_heads - 1}, and not all of them; got {sorted(gone)}")
@@ -60,11 +65,10 @@ def prune_heads(layer: MultiHeadAttention, heads: Collection[int]) -> MultiHeadA
         "sink": (0, kept, 1),
         "relative_bias.table": (1, kept, 1),
     }
-    weights = weights_of(layer)
     for name, weight in weights.items():
-        if name not in _SHARED_BY_HEADS:
-            axis, numbers, size = taken[name if name in taken else name.split(".")[0]]
-            weights[name] = _take_heads(weight, axis, numbers, size)
+        which = taken.get(name, taken.get(name.split(".")[0]))
+        if which is not None and name not in _SHARED_BY_HEADS:
+            weights[name] = _take_heads(weight.detach(), *which).requires_grad_(weight.requires_grad)
     return _rebuild(layer, replace(config, num_heads=len(kept), num_kv_heads=len(kept_kv)), weights)
 
 
@@ -80,26 +84,28 @@ def merge_kv_heads(layer: MultiHeadAttention, num_kv_heads: int) -> MultiHeadAtt
         num_kv_heads: number of key/value heads after it; divides the number before it.
 
     Returns:
-        A layer in the same mode.
+        A layer in the same mode, its weights in the same dtypes and frozen where they are.
 
     Raises:
-        ConfigError: the number does not divide the layer's own.
+        ConfigError: something else than a whole number, or one that does not divide the layer's own.
+        UnsupportedError: another kind of layer (a subclass too) or one whose projections are no longer plain.
 
     Source: Ainslie et al. 2023, "GQA: Training Generalized Multi-Query Transformer Models from Multi-Head Checkpoints",
     section 2.1.
     """
+    weights = weights_of(layer)
     config = layer.config
-    if num_kv_heads < 1 or config.num_kv_heads % num_kv_heads:
+    require_size("num_kv_heads", num_kv_heads)
+    if config.num_kv_heads % num_kv_heads:
         raise ConfigError(
             "num_kv_heads must divide the layer's own, so that each new head stands for the same number of old ones; "
             f"got {num_kv_heads} for {config.num_kv_heads}"
         )
-    weights = weights_of(layer)
     for name in ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias"):
         if name in weights:
             size = config.head_dim if name.startswith("k_proj") else config.v_head_dim
-            heads = weights[name].reshape(num_kv_heads, -1, size, *weights[name].shape[1:])
-            weights[name] = heads.mean(1).flatten(0, 1)
+            heads = weights[name].detach().reshape(num_kv_heads, -1, size, *weights[name].shape[1:])
+            weights[name] = heads.mean(1).flatten(0, 1).requires_grad_(weights[name].requires_grad)
     return _rebuild(layer, replace(config, num_kv_heads=num_kv_heads), weights)
 
 
@@ -111,6 +117,8 @@ def fuse_qkv(layer: MultiHeadAttention) -> MultiHeadAttention:
 
     Raises:
         ConfigError: tokens of different widths.
+        UnsupportedError: projections that are not all frozen or all not, or have several dtypes, as one matrix cannot;
+            another kind of layer, or one whose projections are no longer plain.
     """
     return _rebuild(layer, layer.config, weights_of(layer), fused_qkv=True)
 
@@ -120,6 +128,9 @@ def split_qkv(layer: MultiHeadAttention) -> MultiHeadAttention:
 
     Args:
         layer: stays as it is.
+
+    Raises:
+        UnsupportedError: another kind of layer, or one whose projections are no longer plain.
     """
     return _rebuild(layer, layer.config, weights_of(layer), fused_qkv=False)
 
@@ -134,7 +145,15 @@ def _rebuild(
     return built
 
 
-def _take_heads(weight: Float[Tensor, "..."], axis: int, heads: list[int], size: int) -> Float[Tensor, "..."]:
+def _read_numbers(heads: object) -> set[int]:
+    """Return numbers of heads; True and 1.0 equal 1, but are no numbers of heads."""
+    is_known = isinstance(heads, Collection) and not isinstance(heads, Mapping | str | bytes | Tensor)
+    if not is_known or not all(isinstance(head, Integral) and not isinstance(head, bool) for head in heads):  # type: ignore[attr-defined]
+        raise ConfigError(f"heads must be a collection of whole numbers, one for each that goes; got {shown(heads)}")
+    return {int(head) for head in heads}  # type: ignore[attr-defined]
+
+
+def _take_heads(weight: Shaped[Tensor, "..."], axis: int, heads: list[int], size: int) -> Shaped[Tensor, "..."]:
     """Return the parts of a weight that belong to some heads, which lie side by side along an axis."""
     first = torch.tensor(heads, device=weight.device) * size
     places = first[:, None] + torch.arange(size, device=weight.device)

@@ -1,14 +1,24 @@
 """`torch.nn.MultiheadAttention` <-> MultiHeadAttention, packed and separate."""
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Shaped
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from headwise.config.attention import AttentionConfig
-from headwise.convert.fused import split_fused
-from headwise.convert.weights import build_layer, copy_weights, name_projections, require_settings, weights_of
+from headwise.convert.plain import require_kind, require_one_dtype, require_parameter, require_plain
+from headwise.convert.weights import (
+    build_layer,
+    fill,
+    name_projections,
+    require_settings,
+    view_of,
+    views_of_fused,
+    weights_of,
+)
 from headwise.errors import UnsupportedError
 from headwise.nn.multihead import MultiHeadAttention
+from headwise.nn.torch_multihead import TorchMultiheadAttention
 
 
 def from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
@@ -21,12 +31,16 @@ def from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
         module: with packed weights (`in_proj_weight`) or separate ones (`kdim`, `vdim`).
 
     Returns:
-        A layer in the module's mode (training or not), on its device and in its dtype.
+        A layer in the module's mode (training or not), on its device and in its dtype, frozen where it is.
 
     Raises:
-        UnsupportedError: the module adds keys of its own (`add_bias_kv`, `add_zero_attn`).
+        UnsupportedError: another kind of module (a subclass too), one that adds keys of its own (`add_bias_kv`,
+            `add_zero_attn`), or weights that are no plain ones: in several dtypes, quantised, offloaded, with an
+            adapter, a weight norm or a parametrization.
     """
-    return build_layer(config_of(module), _views_of(module), training=module.training)
+    config, weights = config_of(module), _views_of(module)
+    require_one_dtype(weights)
+    return build_layer(config, weights, training=module.training)
 
 
 def to_torch(layer: MultiHeadAttention) -> nn.MultiheadAttention:
@@ -37,12 +51,15 @@ def to_torch(layer: MultiHeadAttention) -> nn.MultiheadAttention:
             positions, norms nor scale of its own; its biases are on all projections or on none.
 
     Returns:
-        A `batch_first` module in the layer's mode, on its device and in its dtype, packed if query, key and value have
-        one width.
+        A `batch_first` module in the layer's mode, on its device and in its dtype, frozen where it is, packed if query,
+        key and value have one width.
 
     Raises:
-        UnsupportedError: the layer has a setting that torch's module has not.
+        UnsupportedError: the layer has a setting that torch's module has not, weights in several dtypes, or frozen
+            weights beside others that are packed with them; or something else than a layer came.
     """
+    weights = weights_of(layer)
+    require_one_dtype(weights)
     config = layer.config
     if config.num_heads * config.head_dim != config.embed_dim:
         raise UnsupportedError(
@@ -71,7 +88,7 @@ def to_torch(layer: MultiHeadAttention) -> nn.MultiheadAttention:
             device=weight.device,
             dtype=weight.dtype,
         )
-    copy_weights(weights_of(layer), _views_of(module))
+    fill(module, weights, _views_of(module))
     return module.train(layer.training)
 
 
@@ -79,8 +96,9 @@ def config_of(module: nn.MultiheadAttention) -> AttentionConfig:
     """Read the settings of torch's module.
 
     Raises:
-        UnsupportedError: it adds keys of its own.
+        UnsupportedError: it is of another kind, or adds keys of its own.
     """
+    require_kind("module", module, [nn.MultiheadAttention, TorchMultiheadAttention], what="convert it")
     for name, is_on in (("add_bias_kv", module.bias_k is not None), ("add_zero_attn", module.add_zero_attn)):
         if is_on:
             raise UnsupportedError(
@@ -97,14 +115,17 @@ def config_of(module: nn.MultiheadAttention) -> AttentionConfig:
     )
 
 
-def _views_of(module: nn.MultiheadAttention) -> dict[str, Float[Tensor, "..."]]:
+def _views_of(module: nn.MultiheadAttention) -> dict[str, Shaped[Tensor, "..."]]:
     """Return the module's weights under our names, as views."""
-    if module.in_proj_weight is not None:
-        weights = split_fused(module.in_proj_weight.detach())
-    else:
-        weights = module.q_proj_weight.detach(), module.k_proj_weight.detach(), module.v_proj_weight.detach()
+    for name in ("in_proj_weight", "in_proj_bias", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
+        require_parameter(name, module, path=name, whole=module)
     out = module.out_proj
+    require_plain("out_proj", out, [nn.Linear, NonDynamicallyQuantizableLinear], whole=module)
+    weights: tuple[Tensor, ...]
+    if module.in_proj_weight is not None:
+        weights = views_of_fused(module.in_proj_weight)
+    else:
+        weights = view_of(module.q_proj_weight), view_of(module.k_proj_weight), view_of(module.v_proj_weight)
     if module.in_proj_bias is None:
-        return name_projections([*weights, out.weight.detach()], [None] * 4)
-    biases = split_fused(module.in_proj_bias.detach())
-    return name_projections([*weights, out.weight.detach()], [*biases, out.bias.detach()])
+        return name_projections([*weights, view_of(out.weight)], [None] * 4)
+    return name_projections([*weights, view_of(out.weight)], [*views_of_fused(module.in_proj_bias), view_of(out.bias)])

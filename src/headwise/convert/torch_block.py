@@ -6,8 +6,9 @@ import torch
 from torch import nn
 
 from headwise.config.model import BlockConfig, FeedForwardConfig
+from headwise.convert.plain import require_kind, require_one_dtype, require_plain
 from headwise.convert.torch_attention import config_of, from_torch, to_torch
-from headwise.convert.weights import copy_weights, parameters_of, require_settings
+from headwise.convert.weights import fill, parameters_of, require_settings
 from headwise.errors import UnsupportedError
 from headwise.nn.block import ACTIVATIONS, Block
 
@@ -17,6 +18,8 @@ _PARTS = {  # ours -> theirs, all but the attention
     "attention_norm": "norm1",
     "feed_forward_norm": "norm2",
 }
+
+_LINEARS, _NORMS, _DROPOUTS = ("linear1", "linear2"), ("norm1", "norm2"), ("dropout", "dropout1", "dropout2")
 
 
 def block_from_torch(layer: nn.TransformerEncoderLayer) -> Block:
@@ -28,17 +31,24 @@ def block_from_torch(layer: nn.TransformerEncoderLayer) -> Block:
         layer: with biases (`bias=True`) and an activation of `headwise.nn.block.ACTIVATIONS`.
 
     Returns:
-        A block in the layer's mode (training or not), on its device and in its dtype.
+        A block in the layer's mode (training or not; the attention in its own), on its device and in its dtype, frozen
+        where it is.
 
     Raises:
-        UnsupportedError: the layer has no biases, another activation, or two norms or dropouts that differ.
+        UnsupportedError: another kind of layer (a decoder's, a subclass); the layer has no biases, another activation,
+            two norms or dropouts that differ, or another part; weights that are no plain ones: in several dtypes,
+            quantised, offloaded, with an adapter, a weight norm or a parametrization.
     """
+    _require_known(layer)
     for name in ("norm1", "norm2", "linear1", "linear2"):
         if getattr(layer, name).bias is None:
             raise UnsupportedError(f"{name} must have a bias to convert the layer; got none (bias=False)")
     for name, first, second in (
         ("eps of norm1 and norm2", layer.norm1.eps, layer.norm2.eps),
         ("p of dropout1 and dropout2", layer.dropout1.p, layer.dropout2.p),
+        ("modes of dropout and the layer", layer.dropout.training, layer.training),
+        ("modes of dropout1 and the layer", layer.dropout1.training, layer.training),
+        ("modes of dropout2 and the layer", layer.dropout2.training, layer.training),
     ):
         if first != second:
             raise UnsupportedError(f"{name} must be equal to convert the layer; got {first} and {second}")
@@ -57,10 +67,12 @@ def block_from_torch(layer: nn.TransformerEncoderLayer) -> Block:
     with torch.random.fork_rng(devices=[]):  # what the block draws at its start is thrown away
         block = Block(config)
     block.attention = from_torch(layer.self_attn)
-    block = block.to(layer.linear1.weight)
+    block = block.to(layer.linear1.weight).train(layer.training)
     for ours, theirs in _PARTS.items():
-        copy_weights(parameters_of(layer.get_submodule(theirs)), parameters_of(block.get_submodule(ours)))
-    return block.train(layer.training)
+        part = block.get_submodule(ours)
+        fill(part, parameters_of(layer.get_submodule(theirs)), parameters_of(part))
+    block.attention.train(layer.self_attn.training)
+    return block
 
 
 def block_to_torch(block: Block) -> nn.TransformerEncoderLayer:
@@ -71,11 +83,14 @@ def block_to_torch(block: Block) -> nn.TransformerEncoderLayer:
             `to_torch` can convert.
 
     Returns:
-        A `batch_first` layer in the block's mode, on its device and in its dtype.
+        A `batch_first` layer in the block's mode (the attention in its own), on its device and in its dtype, frozen
+        where it is.
 
     Raises:
-        UnsupportedError: the block has a setting that torch's layer has not.
+        UnsupportedError: another kind of module (a subclass too); the block has a setting that torch's layer has not,
+            parts that are no longer what it was made with, or weights in several dtypes.
     """
+    require_kind("block", block, [Block], what="convert it")
     config, feed_forward = block.config, block.config.feed_forward
     held_feed_forward = FeedForwardConfig(
         embed_dim=feed_forward.embed_dim,
@@ -92,6 +107,7 @@ def block_to_torch(block: Block) -> nn.TransformerEncoderLayer:
         dropout_p=config.dropout_p,
     )
     require_settings(config, held, where="torch's encoder layer")
+    _require_plain_block(block)
     weight = block.feed_forward.up_proj.weight
     attention = to_torch(block.attention)
     with torch.random.fork_rng(devices=[]):
@@ -110,23 +126,53 @@ def block_to_torch(block: Block) -> nn.TransformerEncoderLayer:
     layer.self_attn = attention
     layer.dropout.p = feed_forward.dropout_p  # the one inside of the feed-forward
     for ours, theirs in _PARTS.items():
-        copy_weights(parameters_of(block.get_submodule(ours)), parameters_of(layer.get_submodule(theirs)))
-    return layer.train(block.training)
+        part = layer.get_submodule(theirs)
+        fill(part, parameters_of(block.get_submodule(ours)), parameters_of(part))
+    layer.train(block.training).self_attn.train(block.attention.training)
+    return layer
+
+
+def _require_known(layer: nn.TransformerEncoderLayer) -> None:
+    """Raise UnsupportedError unless torch's layer is made of what it was made with and of nothing else."""
+    require_kind("layer", layer, [nn.TransformerEncoderLayer], what="convert it")
+    for names, kind in {_LINEARS: nn.Linear, _NORMS: nn.LayerNorm, _DROPOUTS: nn.Dropout}.items():
+        for name in names:
+            require_plain(name, getattr(layer, name), [kind], whole=layer)
+    others = {name for name, _ in layer.named_children()} - {*_LINEARS, *_NORMS, *_DROPOUTS, "self_attn", "activation"}
+    others |= {name for name, _ in (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False))}
+    if others:
+        raise UnsupportedError(f"a layer must have torch's own parts alone to be converted; got {sorted(others)}, too")
+    require_one_dtype(parameters_of(layer))
+
+
+def _require_plain_block(block: Block) -> None:
+    """Raise UnsupportedError unless a block is made of what it was made with, all of it in one mode and dtype."""
+    for ours, theirs in _PARTS.items():
+        require_plain(ours, block.get_submodule(ours), [nn.Linear if theirs in _LINEARS else nn.LayerNorm], whole=block)
+    for name in ("dropout", "feed_forward.dropout"):
+        part = block.get_submodule(name)
+        require_plain(name, part, [nn.Dropout], whole=block)
+        if part.training != block.training:
+            raise UnsupportedError(
+                f"modes of {name} and the block must be equal to convert it; got {part.training} and {block.training}"
+            )
+    require_one_dtype(parameters_of(block))
 
 
 def _name_of(activation: object) -> str:
     """Return our name of an activation, a function or a module of torch's."""
     function: object = activation
-    if isinstance(activation, nn.GELU):
+    if type(activation) is nn.GELU:
         function = ACTIVATIONS["gelu" if activation.approximate == "none" else "gelu_pytorch_tanh"]
-    elif isinstance(activation, nn.ReLU | nn.SiLU):
-        function = ACTIVATIONS["relu" if isinstance(activation, nn.ReLU) else "silu"]
+    elif type(activation) in (nn.ReLU, nn.SiLU) or activation is torch.relu:
+        function = ACTIVATIONS["silu" if type(activation) is nn.SiLU else "relu"]
     for name, ours in ACTIVATIONS.items():
         if _is_same(function, ours):
             return name
+    got = getattr(activation, "__name__", None) or repr(activation)
+    got = f"{activation.__module__}.{got}" if got in ACTIVATIONS else got
     raise UnsupportedError(
-        f"activation must be one of {', '.join(ACTIVATIONS)} to convert the layer; "
-        f"got {getattr(activation, '__name__', repr(activation))}"
+        f"activation must be one of {', '.join(ACTIVATIONS)}, of torch's, to convert the layer; got {got}"
     )
 
 

@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Num
 from torch import Tensor, nn
 
+from headwise.config.checks import require_size, shown
+from headwise.convert.plain import require_kind, require_numbers, require_plain
 from headwise.convert.torch_attention import from_torch
 from headwise.errors import ConfigError, UnsupportedError
 from headwise.nn.c3tr import C3TR, PlainTransformerLayer, PlainTransformerStage
@@ -41,10 +43,12 @@ def from_yolov5(weights: Checkpoint, *, num_heads: int = NUM_HEADS, norm_eps: fl
 
     Raises:
         UnsupportedError: there is none, or one that cannot be read.
+        ConfigError: something else than tensors by name; `num_heads` or `norm_eps` that no block can have.
 
     Example:
         >>> blocks = from_yolov5(safetensors.torch.load_file("yolov5s-transformer.safetensors"))
     """
+    _require_checkpoint(weights)
     found = [re.fullmatch(r"((?:.*\.)?)m\.tr\.0\.ma\.in_proj_weight", name) for name in weights]
     prefixes = [match[1] for match in found if match is not None and f"{match[1]}cv3.conv.weight" in weights]
     if not prefixes:
@@ -76,6 +80,8 @@ def c3tr_from_yolov5(
     own = _below(weights, prefix)
     inner, in_channels, *_ = _shape(own, "cv1.conv.weight", 4, prefix)
     out_channels = _shape(own, "cv3.conv.weight", 4, prefix)[0]
+    if not inner or not out_channels:
+        raise UnsupportedError(f"{prefix}cv1 and {prefix}cv3 must have channels; got {inner} and {out_channels}")
     expansion = inner / out_channels
     if int(out_channels * expansion) < inner:  # the quotient was rounded down: the next number above is not too small
         expansion = math.nextafter(expansion, math.inf)
@@ -139,10 +145,11 @@ def to_yolov5(module: C3TR | PlainTransformerStage | PlainTransformerLayer, pref
         Tensors that share the module's memory, to be loaded there (`load_state_dict`) or saved.
 
     Raises:
-        UnsupportedError: a `C3TR` of the default form, which no checkpoint can hold.
+        UnsupportedError: another kind of module; a `C3TR` of the default form, which no checkpoint can hold.
         ConfigError: a prefix without its point.
     """
     _require_prefix(prefix)
+    require_kind("module", module, [C3TR, PlainTransformerStage, PlainTransformerLayer], what="convert it")
     if isinstance(module, C3TR) and not module.config.compatible:
         raise UnsupportedError(
             "compatible must be True for a C3TR to have names in YOLOv5's checkpoints; got False: its norms, positions "
@@ -163,28 +170,51 @@ def merge_projections(layer: PlainTransformerLayer) -> MultiHeadAttention:
 
     Returns:
         The layer that computes `ma(q(x), k(x), v(x))` of tokens (batch, seq_len, channels), in the same mode, dtype and
-        on the same device.
+        on the same device, frozen where both of two merged weights are.
+
+    Raises:
+        UnsupportedError: another kind of layer, or one whose projections are no longer plain, as of `from_torch`.
     """
+    require_kind("layer", layer, [PlainTransformerLayer], what="merge its projections")
+    for name in ("q", "k", "v"):
+        require_plain(name, getattr(layer, name), [nn.Linear], whole=layer)
+        require_numbers({f"{name}.weight": getattr(layer, name).weight})
     merged = from_torch(layer.ma)
     for second, first in ((merged.q_proj, layer.q), (merged.k_proj, layer.k), (merged.v_proj, layer.v)):
         second.weight.copy_(second.weight.double() @ first.weight.double())
+        second.weight.requires_grad_(second.weight.requires_grad or first.weight.requires_grad)
     return merged
 
 
+def _require_checkpoint(weights: object) -> None:
+    if not isinstance(weights, Mapping):
+        raise ConfigError(
+            f"weights must be tensors by name, as model.state_dict() gives them; got a {type(weights).__name__}"
+        )
+
+
 def _require_prefix(prefix: str) -> None:
+    if not isinstance(prefix, str):
+        raise ConfigError(f"prefix must be a string; got {shown(prefix)}")
     if prefix and not prefix.endswith("."):
         raise ConfigError(f'prefix must be empty or end with a point, as "model.9." does; got {prefix!r}')
 
 
 def _require_heads(channels: int, num_heads: int) -> None:
-    if num_heads < 1 or channels % num_heads:
+    require_size("num_heads", num_heads)
+    if channels % num_heads:
         raise ConfigError(f"num_heads must divide the width of the weights, {channels}; got {num_heads}")
 
 
 def _below(weights: Checkpoint, prefix: str) -> dict[str, Tensor]:
     """Return the tensors whose names begin with a prefix, by the rest of their names."""
+    _require_checkpoint(weights)
     _require_prefix(prefix)
-    return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
+    own = {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
+    for name, tensor in own.items():
+        if not isinstance(tensor, Tensor):
+            raise UnsupportedError(f"{prefix}{name} must be a tensor; got a {type(tensor).__name__}")
+    return own
 
 
 def _shape(own: Mapping[str, Tensor], name: str, num_axes: int, prefix: str) -> list[int]:
@@ -215,14 +245,15 @@ def _load(module: Module, own: Mapping[str, Tensor], prefix: str) -> Module:
             f"got {'; '.join(texts)} (batch norms that were fused into convolutions cannot be read)"
         )
     first, like = next((name, own[name]) for name, slot in slots.items() if slot.is_floating_point())
-    if not like.is_floating_point():
-        raise UnsupportedError(f"{prefix}{first} must hold floats; got {like.dtype}")
+    require_numbers({f"{prefix}{first}": like})
     for name, slot in slots.items():
         if own[name].shape != slot.shape:
             raise UnsupportedError(f"{prefix}{name} must have shape {tuple(slot.shape)}; got {tuple(own[name].shape)}")
         dtype = like.dtype if slot.is_floating_point() else slot.dtype
         if own[name].dtype != dtype:
             raise UnsupportedError(f"{prefix}{name} must be {dtype}; got {own[name].dtype}")
+        if own[name].device != like.device:
+            raise UnsupportedError(f"{prefix}{name} must be on {like.device}, as others are; got {own[name].device}")
     module.to(like.device, like.dtype)
     module.load_state_dict(dict(own))
     return module.eval()
