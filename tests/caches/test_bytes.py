@@ -158,7 +158,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(kind):
         (lambda: StaticCache(0), "capacity must be between 1 and"),
         (lambda: RollingCache(True), "window_size must be a whole number"),
         (lambda: RollingCache(3, spare=-1), "spare must be between 0 and"),
-        (lambda: PagedCache(2.0), "block_size must be a whole number"),
+        (lambda: PagedCache(True), "block_size must be a whole number"),
         (lambda: QuantizedCache(QuantizedCache(GrowingCache())), "cache must be an empty cache that is not quantised"),
     ],
 )
