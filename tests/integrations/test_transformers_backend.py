@@ -11,8 +11,9 @@ from transformers import masking_utils as makers
 
 from headwise.errors import ConfigError, MissingExtraError, UnsupportedError
 from headwise.integrations import transformers_backend
+from headwise.integrations.told_mask import ToldMask, told_by
 from headwise.integrations.transformers_backend import NAME, attend, register
-from headwise.integrations.transformers_masks import ToldMask, read_mask_function, tell_mask
+from headwise.integrations.transformers_masks import read_mask_function, tell_mask
 from headwise.masks.dense import dense_mask
 from headwise.masks.patterns import Causal, Full, SlidingWindow
 from headwise.masks.sparse import LocalWindow
@@ -177,6 +178,17 @@ def test_generate_gives_the_tokens_of_eager_mode(family, cache):
     torch.testing.assert_close(actual, expected)
 
 
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_beams_are_those_of_eager_mode(family, cache):
+    model = build(family)
+    inputs = {"input_ids": IDS, "attention_mask": padding_mask("left"), "max_new_tokens": 5, "num_beams": 3}
+    model.set_attn_implementation("eager")
+    expected = model.generate(**inputs)
+    model.set_attn_implementation(NAME)
+    torch.testing.assert_close(model.generate(**inputs, cache_implementation=cache), expected)
+
+
 @pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "gemma2", "gpt_oss"])
 def test_a_text_in_chunks_equals_the_whole(family):
     model = build(family)
@@ -241,6 +253,63 @@ def test_chunks_are_a_table_that_means_the_same():
     assert torch.equal(mask, expected.expand(3, 1, 11, 11))
 
 
+# The sizes by all the names that they have in the families below.
+TRANSLATOR = {
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 64,
+    **dict.fromkeys(("d_model", "hidden_size"), 24),
+    **dict.fromkeys(("encoder_layers", "decoder_layers", "num_layers", "num_hidden_layers", "n_layer"), LAYERS),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads", "attention_heads"), 6),
+    **dict.fromkeys(("num_attention_heads", "n_head"), 6),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "ffn_dim", "intermediate_size"), 7),
+    **dict.fromkeys(("bos_token_id", "eos_token_id", "decoder_start_token_id"), 1),
+    "pad_token_id": 0,
+    "init_std": 0.5,
+    "attention_window": 4,
+    "num_experts": 2,
+    "block_size": 4,
+    "num_global_tokens": 2,
+}
+
+
+def translator(name):
+    config_type = getattr(transformers, f"{name}Config")
+    own = vars(config_type()) | dict.fromkeys(config_type.attribute_map)
+    torch.manual_seed(0)
+    config = config_type(**{name: size for name, size in TRANSLATOR.items() if name in own})
+    return transformers.AutoModel.from_config(config, attn_implementation=NAME).eval()
+
+
+def translate(model, mask):
+    inputs = {"input_ids": IDS, "attention_mask": mask}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = IDS[:, :5]
+    torch.manual_seed(0)  # BigBird draws blocks
+    with torch.no_grad():
+        return model(**inputs)[0]
+
+
+@pytest.mark.parametrize("padding", ["no mask", "none", "right"])
+@pytest.mark.parametrize("name", ["Bloom", "GPTNeoXJapanese", "XGLM", "Mvp", "LED", "Longformer", "BigBirdPegasus"])
+def test_a_model_with_attention_of_its_own_is_refused_by_name(name, padding):
+    model = translator(name)
+    with pytest.raises(
+        UnsupportedError,
+        match=f"needs a model whose attention goes through transformers' interface; got {name}Model, which computes "
+        r'attention of its own \(use "eager" for it\)',
+    ):
+        translate(model, None if padding == "no mask" else padding_mask(padding))
+
+
+@pytest.mark.parametrize("padding", ["no mask", "none", "right"])
+@pytest.mark.parametrize("name", ["NllbMoe", "PegasusX"])
+def test_a_layer_that_calls_itself_not_causal_gets_the_causal_mask_all_the_same(name, padding):
+    model, mask = translator(name), None if padding == "no mask" else padding_mask(padding)
+    actual = translate(model, mask)
+    model.set_attn_implementation("eager")
+    assert_equal_within_rounding(actual, translate(model, mask))
+
+
 def test_registration_again_changes_nothing():
     before = transformers.AttentionInterface()[NAME], transformers.AttentionMaskInterface()[NAME]
     register()
@@ -264,19 +333,6 @@ def test_dropout_acts_in_training_alone():
     assert torch.equal(*evaluated)
 
 
-def test_grouped_keys_are_never_repeated(monkeypatch):
-    seen = []
-
-    def listen(query, key, value, **keywords):
-        seen.append((query.shape[1], key.shape[1], value.shape[1]))
-        return attention(query, key, value, **keywords)
-
-    attention = transformers_backend.attention
-    monkeypatch.setattr(transformers_backend, "attention", listen)
-    run(build("llama"), NAME, input_ids=IDS)
-    assert seen == LAYERS * [(6, 2, 2)]
-
-
 @pytest.mark.parametrize("keyword", ["sinks", "indices", "block_indices"])
 def test_a_keyword_that_is_not_known_is_refused(keyword):
     query = torch.zeros(1, 2, 3, 4)
@@ -285,9 +341,10 @@ def test_a_keyword_that_is_not_known_is_refused(keyword):
 
 
 def test_a_table_for_another_number_of_keys_is_refused():
-    query, table = torch.zeros(1, 2, 3, 4), torch.ones(1, 1, 3, 5, dtype=torch.bool)
-    with pytest.raises(ConfigError, match=r"\(batch, num_heads, query_len, 3\) for 3 keys; got \(1, 1, 3, 5\)"):
-        attend(torch.nn.Identity(), query, query, query, table)
+    query = torch.zeros(1, 2, 3, 4)
+    for table in (torch.ones(1, 1, 3, 5, dtype=torch.bool), tell_mask(1, 3, 5, q_offset=2)):
+        with pytest.raises(ConfigError, match=r"\(batch, num_heads, query_len, 3\) for 3 keys; got \(1, 1, 3, 5\)"):
+            attend(torch.nn.Identity(), query, query, query, table)
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
@@ -306,6 +363,98 @@ def test_no_mask_means_what_it_means_to_sdpa(lengths, is_causal):
         assert weights is None
 
 
+def test_no_mask_is_causal_for_a_module_that_does_not_say():
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 2, 5, 7, 4).unbind()
+    table = torch.ones(1, 1, 7, 7, dtype=torch.bool).tril()
+    module = torch.nn.Identity()
+    assert_equal_within_rounding(*(attend(module, query, key, value, mask)[0] for mask in (None, table)))
+
+
+def test_queries_that_are_the_same_for_each_row_equal_those_written_out():
+    torch.manual_seed(0)
+    query, key, value = torch.randn(1, 5, 3, 4), *torch.randn(2, 2, 5, 7, 4).unbind()
+    actual, _ = attend(torch.nn.Identity(), query, key, value, None, is_causal=False)
+    expected, _ = attend(torch.nn.Identity(), query.repeat(2, 1, 1, 1), key, value, None, is_causal=False)
+    assert_equal_within_rounding(actual, expected)
+
+
+def test_a_bias_of_the_mask_and_one_of_positions_are_both_added():
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 2, 5, 7, 4).unbind()
+    bias, position_bias = torch.randn(2, 2, 1, 7, 7).unbind()
+    module = torch.nn.Identity()
+    actual, _ = attend(module, query, key, value, bias[:, :1], position_bias=position_bias[:1, :1])
+    expected, _ = attend(module, query, key, value, bias[:, :1] + position_bias[:1, :1])
+    assert_equal_within_rounding(actual, expected)
+
+
+def test_a_table_of_one_column_holds_for_every_key():
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 2, 5, 7, 4).unbind()
+    column = torch.arange(7)[:, None] != 2
+    actual, _ = attend(torch.nn.Identity(), query, key, value, column[None, None])
+    expected, _ = attend(torch.nn.Identity(), query, key, value, column.expand(1, 1, 7, 7))
+    assert torch.equal(actual, expected) and (actual[:, 2] == 0).all()
+
+
+@pytest.mark.parametrize("query_len", [1, 3])
+def test_slots_that_wait_for_tokens_have_weights_of_0_in_the_dtype_of_the_model(query_len):
+    torch.manual_seed(0)
+    query, key, value = torch.randn(2, 6, query_len, 4), *torch.randn(2, 2, 2, 13, 4).unbind()
+    num_keys = 5
+    told = tell_mask(2, query_len, 13, q_offset=torch.tensor(num_keys - query_len), allow_is_causal_skip=False)
+    assert told_by(told).num_keys == num_keys
+    query, key, value = (each.bfloat16() for each in (query, key, value))
+    key[:, :, num_keys:] = torch.nan
+    output, weights = attend(torch.nn.Identity(), query, key, value, told, output_attentions=True)
+    assert output.isfinite().all()
+    assert weights.shape == (2, 6, query_len, 13) and weights.dtype == torch.bfloat16
+    assert (weights[..., num_keys:] == 0).all() and (weights[:, :, -1, :num_keys] > 0).all()
+
+
+def listen(monkeypatch):
+    """Note what reaches `headwise.attention`."""
+    attention, calls = transformers_backend.attention, []
+
+    def noted(query, key, value, **keywords):
+        calls.append({"query": query, "key": key, "value": value, **keywords})
+        return attention(query, key, value, **keywords)
+
+    monkeypatch.setattr(transformers_backend, "attention", noted)
+    return calls
+
+
+def test_grouped_keys_are_never_repeated(monkeypatch):
+    calls = listen(monkeypatch)
+    run(build("llama"), NAME, input_ids=IDS)
+    heads = [tuple(call[name].shape[1] for name in ("query", "key", "value")) for call in calls]
+    assert heads == LAYERS * [(6, 2, 2)]
+
+
+@pytest.mark.parametrize("padding", ["no mask", "none"])
+def test_a_plain_text_takes_the_short_way_of_attention_when_it_is_read_and_when_it_goes_on(monkeypatch, padding):
+    # which knows calls by their shapes and masks, and serves those without a table, a bias and a scale of their own
+    model, calls = build("llama"), listen(monkeypatch)
+    inputs = inputs_of("llama", padding)
+    model.set_attn_implementation(NAME)
+    model.generate(**inputs, max_new_tokens=3, do_sample=False)
+    assert [call["mask"] for call in calls] == LAYERS * [Causal()] + 2 * LAYERS * [None]
+    assert all(call["scale"] is None and call["bias"] is None for call in calls)
+
+
+def test_another_scale_is_passed_on(monkeypatch):
+    calls = listen(monkeypatch)
+    query = torch.zeros(1, 2, 3, 4)
+    attend(torch.nn.Identity(), query, query, query, None, scaling=0.25)
+    assert calls[0]["scale"] == 0.25
+
+
+def test_outputs_are_contiguous():
+    query = torch.zeros(2, 5, 3, 4)
+    assert attend(torch.nn.Identity(), query, query, query, None)[0].is_contiguous()
+
+
 class LargestTensor(TorchDispatchMode):
     """Note the memory of the largest tensor that anything makes."""
 
@@ -317,6 +466,18 @@ class LargestTensor(TorchDispatchMode):
             if isinstance(tensor, torch.Tensor):
                 self.largest_bytes = max(self.largest_bytes, tensor.untyped_storage().nbytes())
         return output
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_recomputed_layers_make_no_table_either(family):
+    torch.manual_seed(0)
+    model = {"llama": llama, "mistral": lambda: mistral(sliding_window=64)}[family]().model
+    model.set_attn_implementation(NAME)
+    model.train().activation_checkpointing_enable({"use_reentrant": True})  # which detaches what a layer was given
+    length = 1201
+    with LargestTensor() as recorded:
+        model(torch.zeros(1, length, dtype=torch.long), use_cache=False)[0].sum().backward()
+    assert recorded.largest_bytes < length**2
 
 
 @pytest.mark.parametrize("padding", ["no", "left"])
@@ -343,7 +504,31 @@ FUNCTIONS = {
     "full": (makers.bidirectional_mask_function, Full()),
     "window": (makers.sliding_window_causal_mask_function(3), SlidingWindow(3)),
     "two-sided": (makers.sliding_window_bidirectional_mask_function(3), LocalWindow(3, 3)),
+    "no window": (makers.sliding_window_causal_mask_function(0), ~Full()),  # Qwen2-MoE, for layers without one
+    # joined by hand, of parts of one kind and of two
+    "causal and two-sided": (
+        makers.and_masks(makers.causal_mask_function, makers.sliding_window_bidirectional_overlay(1)),
+        LocalWindow(1, 1) & Causal(),
+    ),
+    "two windows": (
+        makers.and_masks(makers.sliding_window_causal_mask_function(5), makers.sliding_window_causal_mask_function(3)),
+        SlidingWindow(3),
+    ),
+    "two two-sided": (
+        makers.and_masks(*map(makers.sliding_window_bidirectional_overlay, (2, 4))),
+        LocalWindow(4, 4) & LocalWindow(2, 2),
+    ),
+    "window and two-sided": (
+        makers.and_masks(
+            makers.sliding_window_causal_mask_function(4), makers.sliding_window_bidirectional_mask_function(2)
+        ),
+        LocalWindow(2, 2) & SlidingWindow(4),
+    ),
 }
+PACKED = torch.tensor([[0, 0, 0, 0, 1, 1, 1]])
+RESTARTED = makers.remap_positions_for_packed_sequence(
+    makers.causal_mask_function, torch.tensor([[0, 1, 2, 3, 0, 1, 2]])
+)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -363,7 +548,13 @@ def test_functions_of_transformers_are_told_by_masks_that_allow_the_same(name):
         makers.sliding_window_overlay(3),
         makers.or_masks(makers.causal_mask_function, makers.bidirectional_mask_function),
         makers.chunked_causal_mask_function(3, torch.zeros(1)),
-        makers.remap_positions_for_packed_sequence(makers.causal_mask_function, torch.zeros(1, 7)),
+        makers.and_masks(makers.causal_mask_function, makers.packed_sequence_mask_function(PACKED)),
+        RESTARTED,
+        makers.and_masks(RESTARTED, RESTARTED, makers.packed_sequence_mask_function(PACKED)),
+        makers.and_masks(RESTARTED, *2 * [makers.packed_sequence_mask_function(PACKED)]),
+        makers.remap_positions_for_packed_sequence(
+            makers.packed_sequence_mask_function(PACKED), torch.zeros(1, 7, dtype=torch.long)
+        ),
     ],
 )
 def test_other_functions_are_not_guessed(function):
@@ -384,7 +575,7 @@ PLACES = [
 ]
 
 
-@pytest.mark.parametrize("padding", ["none", "left", "ragged"])
+@pytest.mark.parametrize("padding", ["none", "left", "ragged", "short"])
 @pytest.mark.parametrize("places", PLACES)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_told_mask_is_the_table_of_sdpa(name, places, padding):
@@ -394,6 +585,8 @@ def test_a_told_mask_is_the_table_of_sdpa(name, places, padding):
         keep[0, :3] = False
     if padding == "ragged":
         keep[1, 5::2] = False
+    if padding == "short":  # what it does not reach is hidden
+        keep = keep[:, :-1]
     arguments = {
         "batch_size": 2,
         "q_length": q_length,
@@ -408,22 +601,58 @@ def test_a_told_mask_is_the_table_of_sdpa(name, places, padding):
     assert told.shape == expected.shape and told.dtype == expected.dtype and told.device == expected.device
     assert torch.equal(told & True, expected)
     if name in ("causal", "window") and q_offset + q_length <= kv_offset + kv_length:
-        assert isinstance(told, ToldMask)
+        assert isinstance(told, ToldMask) == (q_length > 1)
 
 
-def test_what_a_model_writes_into_its_mask_counts():
-    torch.manual_seed(0)
-    query, key, value = torch.randn(3, 2, 5, 7, 4).unbind()
-    told = tell_mask(2, 7, 7, allow_is_causal_skip=False)
-    assert isinstance(told, ToldMask) and told.contiguous() is told
-    table = torch.ones(7, 7, dtype=torch.bool).tril()
-    before, _ = attend(torch.nn.Identity(), query, key, value, told)
-    told[..., 5, 3] = False
-    table[5, 3] = False
-    after, _ = attend(torch.nn.Identity(), query, key, value, told)
-    expected, _ = attend(torch.nn.Identity(), query, key, value, table[None, None])
-    assert torch.equal(after, expected)
-    assert not torch.equal(after, before)
+@pytest.mark.parametrize("q_length", [1, 3])
+@pytest.mark.parametrize("name", ["causal", "window"])
+def test_what_a_mask_of_a_cache_stands_for_is_known_with_and_without_its_numbers(name, q_length):
+    arguments = {"mask_function": FUNCTIONS[name][0], "allow_is_causal_skip": False}
+    mask = tell_mask(2, q_length, 13, q_offset=torch.tensor(7 - q_length), **arguments)
+    told = told_by(mask)
+    expected = dense_mask(told.mask, batch_size=2, num_heads=1, query_len=q_length, key_len=told.num_keys)
+    assert (told.num_keys, told.key_len) == (7, 13)
+    assert torch.equal(mask[..., :7] & True, expected.expand(2, 1, q_length, 7)) and not mask[..., 7:].any()
+
+
+def test_a_window_that_reaches_all_keys_is_causal():
+    for window, expected in ((6, SlidingWindow(6)), (7, Causal()), (11, Causal())):
+        function = makers.sliding_window_causal_mask_function(window)
+        assert told_by(tell_mask(2, 7, 7, mask_function=function)).mask == expected
+
+
+BIDIRECTIONAL = {
+    "mask_function": makers.bidirectional_mask_function,
+    "allow_is_causal_skip": False,
+    "allow_is_bidirectional_skip": True,
+}
+
+
+def test_only_a_single_query_gets_no_mask_which_no_layer_can_misread():
+    assert told_by(tell_mask(2, 7, 7)).mask == Causal()
+    assert told_by(tell_mask(2, 7, 7, **BIDIRECTIONAL)).mask == Full()
+    assert tell_mask(2, 1, 7, 6) is None
+    assert tell_mask(2, 1, 7, **BIDIRECTIONAL) is None
+    assert told_by(tell_mask(2, 1, 13, 6)).num_keys == 7
+    keep = torch.arange(7) > torch.tensor([[2], [0]])
+    assert tell_mask(2, 1, 7, 6, attention_mask=keep) is not None
+    assert tell_mask(2, 1, 7, attention_mask=keep, **BIDIRECTIONAL) is not None
+
+
+@pytest.mark.parametrize("arguments", [{}, BIDIRECTIONAL], ids=["causal", "full"])
+def test_without_numbers_the_layers_that_read_no_mask_as_sdpa_does_get_none(arguments):
+    with FakeTensorMode():
+        assert tell_mask(2, 7, 7, config=transformers.LlamaConfig(), **arguments) is None
+        assert tell_mask(2, 1, 7, 6, config=transformers.NllbMoeConfig(), **arguments) is None
+        for config in (transformers.NllbMoeConfig(), type("OfSomeone", (transformers.PreTrainedConfig,), {})(), None):
+            assert tell_mask(2, 7, 7, config=config, **arguments).shape == (2, 1, 7, 7)
+
+
+def test_a_model_that_has_the_name_of_another_is_not_taken_for_it():
+    own = type("BloomConfig", (transformers.PreTrainedConfig,), {"__module__": "transformers_modules.of_someone"})
+    assert told_by(tell_mask(2, 7, 7, config=own())).mask == Causal()
+    with pytest.raises(UnsupportedError, match="got BloomModel"):
+        tell_mask(2, 7, 7, config=transformers.BloomConfig())
 
 
 def test_tracing_on_fake_tensors_makes_the_table():
@@ -437,16 +666,48 @@ import torch, transformers
 from headwise.integrations.transformers_backend import register
 register()
 torch.manual_seed(0)
-config = transformers.MistralConfig(**{SIZES}, **{GROUPED}, sliding_window=3, attn_implementation="headwise")
-model = transformers.MistralModel(config).eval()
-inputs = {{"input_ids": torch.arange(11)[None], "attention_mask": (torch.arange(11) < 7)[None], "use_cache": False}}
+torch.set_num_threads(1)
+sizes = {GROUPED | {"num_hidden_layers": 1}}
+config = transformers.MistralConfig(**{SIZES}, **sizes, sliding_window=3, attn_implementation="headwise")
+model = transformers.MistralForCausalLM(config).eval()
+inputs = {{"input_ids": torch.arange(22).reshape(2, 11) + 2, "attention_mask": torch.ones(2, 11, dtype=torch.long)}}
+inputs["attention_mask"][0, :4] = 0
+graphs = []
+
+
+def note(graph, _):
+    graphs.append(graph)
+    return graph.forward
+
+
+# a whole model is one graph
 with torch.no_grad():
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(**inputs)[0], model(**inputs)[0])
+    compiled = torch.compile(model.model, backend=note, fullgraph=True)
+    torch.testing.assert_close(compiled(**inputs, use_cache=False)[0], model.model(**inputs, use_cache=False)[0])
+assert len(graphs) == 1
+
+# tokens that generate draws with a compiled step, and how many graphs it needs
+inputs |= {{"max_new_tokens": 5, "do_sample": False}}
+expected = model.generate(**inputs)
+graphs.clear()
+compile_config = transformers.CompileConfig(backend=note, fullgraph=True, mode=None)
+compile_config._compile_all_devices = True
+assert torch.equal(model.generate(**inputs, cache_implementation="static", compile_config=compile_config), expected)
+assert len(graphs) <= 2, len(graphs)  # the window's cache fills once
+
+# compiled by the user: masks are made ahead of the graph, that of the text too
+inputs["max_new_tokens"], expected = 2, expected[:, :-3]
+forward = model.forward
+model.forward = torch.compile(forward, backend="eager")
+assert torch.equal(model.generate(**inputs, cache_implementation="static"), expected)
+model.forward = forward
+for layer in model.model.layers:
+    layer.compile(backend="eager")
+assert torch.equal(model.generate(**inputs), expected)
 """
 
 
-def test_a_whole_model_compiles_to_one_graph():
+def test_models_compile_whole_in_generate_and_layer_by_layer():
     # in an interpreter of its own: the type checks that the other tests run with cannot be compiled
     subprocess.run([sys.executable, "-W", "ignore", "-c", COMPILED], check=True)
 

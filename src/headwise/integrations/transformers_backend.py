@@ -12,7 +12,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from headwise.errors import ConfigError, MissingExtraError, UnsupportedError
-from headwise.integrations.transformers_masks import ToldMask, tell_mask
+from headwise.integrations.told_mask import told_by
+from headwise.integrations.transformers_masks import tell_mask
 from headwise.masks.conventions import Converted, mask_from_huggingface
 from headwise.masks.patterns import Causal, Full
 from headwise.ops.attention import attention
@@ -27,10 +28,15 @@ served: ContextVar[set[nn.Module] | None] = ContextVar("served", default=None)
 def register() -> None:
     """Make `attn_implementation="headwise"` known to Hugging Face's transformers, in this process.
 
-    Any model that goes through transformers' attention interface then computes `headwise.attention`, in training too
-    and in `generate`, with the caches of transformers. Grouped keys and values are never repeated. Causal masks,
-    windows, packed documents and padding stay descriptions, so that a long text costs no table of all its pairs; on a
-    CPU, what a window hides is not computed. A cache of fixed size is read up to its last token only.
+    Any model whose attention goes through transformers' interface then computes `headwise.attention`, in training too
+    and in `generate`, compiled or not, with the caches of transformers. Grouped keys and values are never repeated.
+    Causal masks, windows, packed documents and padding stay descriptions, so that a long text costs no table of all its
+    pairs; on a CPU, what a window hides is not computed. A cache of fixed size is read up to its last token only (in a
+    compiled step: whole).
+
+    A model with attention of its own is refused, by name, when it asks for a mask or adds one to its scores (Bloom,
+    LED, XGLM, the encoder of BigBird-Pegasus): our masks are no numbers to add. One that asks for none, as an image
+    encoder, computes on as it did.
 
     It means what the model's own "eager" does, with softcaps, sinks, position biases and dropout, but for two things: a
     query that may read no key (padding before a text) attends to nothing, where "eager" gives it the mean of all
@@ -106,11 +112,11 @@ def attend(
         noted.add(module)
     query_len, key_len = query.shape[2], key.shape[2]
     num_keys = key_len
-    if isinstance(attention_mask, ToldMask) and attention_mask.table is None and attention_mask.shape[3] == key_len:
-        converted, num_keys = Converted(attention_mask.mask, None), attention_mask.num_keys
+    told = told_by(attention_mask)
+    if told is not None and told.key_len == key_len:
+        converted, num_keys = Converted(told.mask, None), told.num_keys
     elif attention_mask is not None:
-        table = attention_mask.table if isinstance(attention_mask, ToldMask) else attention_mask
-        converted = _convert_table(attention_mask if table is None else table, key_len)
+        converted = _convert_table(attention_mask, key_len)
     else:
         if is_causal is None:
             is_causal = getattr(module, "is_causal", True)

@@ -3,88 +3,24 @@
 transformers describes a mask by functions on indices that it puts together (causal, a window, packed documents), and by
 a row of keys to keep. Which function is which is told by its code, compared with one made by transformers itself.
 What is not known here becomes the bool table of transformers' own sdpa.
-
-A told mask travels through the model in a bool tensor of the table's shape, without its memory: models look at the
-shape, and `generate` makes masks ahead. A model that does more than look gets the table.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
-from headwise.masks.dense import dense_mask
+from headwise.integrations.told_mask import Told, ToldMask, note, refuse_own_attention
 from headwise.masks.patterns import Causal, Full, Mask, SlidingWindow
 from headwise.masks.sparse import LocalWindow
 from headwise.masks.tables import Documents, Explicit
 from headwise.ops.obstacles import is_traced
 
 MaskFunction = Callable[..., Any]
-
-
-class ToldMask(Tensor):
-    """A bool tensor (batch, 1, query_len, key_len), True = may attend, that is a mask on paper until someone computes.
-
-    Attributes:
-        mask: the mask; the last query sees the last of the first `num_keys` keys.
-        num_keys: number of keys that are read at all; those behind are slots of a cache that wait for tokens.
-        table: the tensor's numbers, once an operation has asked for them; from then on they count, as they may have
-            been written to.
-    """
-
-    mask: Mask
-    num_keys: int
-    table: Tensor | None
-
-    @staticmethod
-    def tell(mask: Mask, shape: Sequence[int], *, num_keys: int, device: Any) -> "ToldMask":
-        """Return the tensor that stands for a mask; it takes the memory of one number."""
-        told = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device).expand(*shape).as_subclass(ToldMask)
-        told.mask, told.num_keys, told.table = mask, num_keys, None
-        return told
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Answer questions about the shape; compute everything else with the table."""
-        with torch._C.DisableTorchFunctionSubclass():
-            if func in _LOOKS:
-                return func(*args, **(kwargs or {}))
-            if func is Tensor.contiguous:
-                return args[0]
-            args, kwargs = tree_map_only(ToldMask, _table_of, (args, kwargs or {}))
-            return func(*args, **kwargs)
-
-
-_LOOKS = {
-    *(getattr(Tensor, name).__get__ for name in ("shape", "ndim", "dtype", "device", "layout", "requires_grad")),
-    *(getattr(Tensor, name).__get__ for name in ("is_cuda", "is_nested", "is_meta")),
-    *(Tensor.dim, Tensor.size, Tensor.numel, Tensor.__len__, Tensor.is_floating_point, Tensor.__hash__),
-}
-
-
-def _table_of(told: ToldMask) -> Tensor:
-    """Return the mask's table, the same one each time."""
-    if told.table is None:
-        batch_size, _, query_len, _ = told.shape
-        allowed = dense_mask(
-            told.mask,
-            batch_size=batch_size,
-            num_heads=1,
-            query_len=query_len,
-            key_len=told.num_keys,
-            device=told.device,
-        ).expand(batch_size, 1, query_len, told.num_keys)
-        table = torch.zeros(told.shape, dtype=torch.bool, device=told.device)
-        table[..., : told.num_keys] = allowed
-        told.table = table
-    return told.table
 
 
 def tell_mask(
@@ -96,10 +32,10 @@ def tell_mask(
     mask_function: MaskFunction | None = None,
     attention_mask: Tensor | None = None,
     *,
-    use_vmap: bool = False,
     allow_is_causal_skip: bool = True,
     allow_is_bidirectional_skip: bool = False,
     device: Any = "cpu",
+    config: Any = None,
     **keywords: Any,
 ) -> Tensor | None:
     """Make the mask of one call of a Hugging Face model: what is registered as the mask function.
@@ -112,20 +48,28 @@ def tell_mask(
         kv_offset: index of the first key slot.
         mask_function: which pairs are allowed, as transformers puts it together. Default: causal.
         attention_mask: (batch, at least the tokens seen) bools, False = padding.
-        use_vmap: whether a part of the function is a user's own.
         allow_is_causal_skip: whether a plainly causal mask may be None.
         allow_is_bidirectional_skip: whether a mask that hides nothing may be None.
         device: of the mask.
+        config: of the model that asks.
         keywords: what else transformers gives to its sdpa mask.
 
     Returns:
-        A `ToldMask`, a bool table, or None.
+        A `ToldMask`, a bool table, or None: for a single query that sees all keys, and where the model reads None as
+        transformers' own sdpa does.
+
+    Raises:
+        UnsupportedError: transformers knows that the model's attention does not go through its interface.
     """
     from transformers import AttentionMaskInterface
     from transformers.masking_utils import causal_mask_function
 
+    asker = _find_asker(type(config))
+    if not asker.uses_interface:
+        refuse_own_attention(asker.name)
     function = causal_mask_function if mask_function is None else mask_function
-    if not use_vmap and not _has_no_numbers(attention_mask, q_offset):
+    told = None
+    if not _has_no_numbers(attention_mask, q_offset):
         # Relative to the first key slot, the queries end here.
         num_read = int(q_offset) + q_length - kv_offset
         mask = read_mask_function(function)
@@ -133,12 +77,17 @@ def tell_mask(
             if isinstance(mask, SlidingWindow) and mask.window_size >= num_keys:
                 mask = Causal()
             mask = mask & _read_padding(attention_mask, kv_offset, num_keys)
-            is_square = num_keys == kv_length and q_length in (1, kv_length)
-            if allow_is_causal_skip and mask == Causal() and is_square:
-                return None
-            if allow_is_bidirectional_skip and mask == Full() and num_keys == kv_length:
-                return None
-            return ToldMask.tell(mask, (batch_size, 1, q_length, kv_length), num_keys=num_keys, device=device)
+            if q_length == 1 and num_keys == kv_length:
+                if allow_is_causal_skip and mask == Causal():
+                    return None
+                if allow_is_bidirectional_skip and mask == Full():
+                    return None
+            told = Told(mask, num_keys, kv_length)
+            if q_length > 1 or allow_is_causal_skip or allow_is_bidirectional_skip:
+                shape = (batch_size, 1, q_length, kv_length)
+                return ToldMask.tell(told, shape, device=device, asker=asker.name)
+            # A step of a cache that `generate` may compile: numbers, so that one graph serves any number of tokens.
+    may_skip = q_length == 1 or asker.reads_none
     make_table = AttentionMaskInterface()["sdpa"]
     table: Tensor | None = make_table(
         batch_size=batch_size,
@@ -148,13 +97,54 @@ def tell_mask(
         kv_offset=kv_offset,
         mask_function=function,
         attention_mask=attention_mask,
-        use_vmap=use_vmap,
-        allow_is_causal_skip=allow_is_causal_skip,
-        allow_is_bidirectional_skip=allow_is_bidirectional_skip,
+        allow_is_causal_skip=allow_is_causal_skip and may_skip,
+        allow_is_bidirectional_skip=allow_is_bidirectional_skip and may_skip,
         device=device,
         **keywords,
     )
+    if told is not None and table is not None:
+        note(table, told)
     return table
+
+
+class _Asker(NamedTuple):
+    """A model that asks for a mask.
+
+    Attributes:
+        name: its class, or that of its config.
+        uses_interface: whether its attention goes through transformers' interface; True where nobody knows.
+        reads_none: whether it is known to read None as transformers' own sdpa has it.
+    """
+
+    name: str
+    uses_interface: bool
+    reads_none: bool
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _find_asker(config_type: type) -> _Asker:
+    """Return what transformers says of its own model with such a config; of others it knows nothing."""
+    return _look_up_asker(config_type)
+
+
+@cache
+def _look_up_asker(config_type: type) -> _Asker:
+    from transformers import MODEL_MAPPING, PreTrainedModel
+
+    # The mapping goes by names; a class of someone else's may have the same.
+    known = MODEL_MAPPING.get(config_type, ()) if config_type.__module__.startswith("transformers.") else ()
+    models = [
+        model
+        for model in (known if isinstance(known, Sequence) else [known])
+        if issubclass(model, PreTrainedModel)  # and not what stands for a class whose packages are missing
+    ]
+    if not models:
+        return _Asker(f"the model of a {config_type.__name__}", uses_interface=True, reads_none=False)
+    return _Asker(
+        models[0].__name__,
+        uses_interface=any(model._can_set_attn_implementation() for model in models),
+        reads_none=all(model._supports_sdpa for model in models),
+    )
 
 
 def _has_no_numbers(attention_mask: Tensor | None, q_offset: int | Tensor) -> bool:
@@ -189,38 +179,39 @@ def read_mask_function(function: MaskFunction) -> Mask | None:
         function: (batch, head, query_index, key_index) -> whether the pair is allowed.
     """
     codes = _codes()
-    packed: Int[Tensor, "batch seq_len"] | None = None
     mask: Mask = Full()
-    behind: int | None = None  # a window that leaves the future open
-    waiting, is_remapped = [function], False
+    is_causal, is_remapped = False, False
+    windows: list[int] = []  # that leave the future open
+    packed: list[Int[Tensor, "batch seq_len"]] = []
+    waiting = [(function, False)]
     while waiting:
-        part = waiting.pop()
+        part, is_inside = waiting.pop()  # inside a part whose positions begin again in each document
         kind = codes.get(getattr(part, "__code__", None))
         held = dict(zip(part.__code__.co_freevars, _contents(part), strict=True)) if kind else {}
         if kind == "and":
-            waiting += held["mask_functions"]
-        elif kind == "remapped":  # positions that begin again in each document
+            waiting += [(each, is_inside) for each in held["mask_functions"]]
+        elif kind == "remapped" and not is_remapped:
             is_remapped = True
-            waiting.append(held["mask_function"])
-        elif kind == "packed":
-            packed = held["packed_sequence_mask"]
+            waiting.append((held["mask_function"], True))
+        elif kind == "packed" and not is_inside:
+            packed.append(held["packed_sequence_mask"])
         elif kind == "causal":
-            mask = Causal()
+            is_causal = True
         elif kind == "behind":
-            behind = held["sliding_window"]
+            windows.append(held["sliding_window"])
         elif kind == "around":
-            mask = LocalWindow(held["sliding_window"], held["sliding_window"])
+            mask = mask & LocalWindow(held["sliding_window"], held["sliding_window"])
         elif kind != "all":
             return None
-    if behind is not None:
-        if mask != Causal():
-            return None
-        # Qwen2-MoE makes a window of 0 tokens where no layer has any, and gives it to none
-        mask = SlidingWindow(behind) if behind > 0 else ~Full()
-    if is_remapped != (packed is not None):
+    if len(packed) != is_remapped or (windows and not is_causal):
         return None
+    if windows:
+        # Qwen2-MoE makes a window of 0 tokens where no layer has any, and gives it to none
+        mask = mask & (SlidingWindow(min(windows)) if min(windows) > 0 else ~Full())
+    elif is_causal:
+        mask = mask & Causal()
     # Within a document, positions are as far apart as indices.
-    return mask if packed is None else mask & Documents.from_segment_ids(packed)
+    return mask & Documents.from_segment_ids(packed[0]) if packed else mask
 
 
 def _contents(function: MaskFunction) -> list[Any]:
