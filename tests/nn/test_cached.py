@@ -1,5 +1,8 @@
 """What a layer refuses to cache, cross-attention with a cache, and what a full ring shows a bias."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -112,3 +115,55 @@ def test_what_is_in_empty_slots_changes_nothing_to_the_bit(kind, position, is_ev
             seen.append(layer(chunk, cache=cache, real_tokens=real_tokens))
         outputs.append(torch.cat(seen, dim=1))
     assert torch.equal(*outputs) and outputs[0].isfinite().all()
+
+
+GRAPHS = """
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+import headwise
+
+torch.set_num_threads(1)
+
+
+def layer(mask):
+    return headwise.MultiHeadAttention(12, 6, num_kv_heads=2, mask=mask, position=headwise.Rotary()).eval()
+
+
+def model():
+    attention = headwise.AttentionConfig(embed_dim=12, num_heads=3, mask=headwise.Causal(), position=headwise.Rotary())
+    block = headwise.BlockConfig(
+        attention=attention, feed_forward=headwise.FeedForwardConfig(embed_dim=12, hidden_dim=17)
+    )
+    config = headwise.ModelConfig(
+        name="small", model_type="headwise", kind="decoder", embed_dim=12, vocab_size=19, max_positions=64,
+        blocks=(block, block), head=headwise.OutputHead(kind="language_model", num_outputs=19),
+    )
+    return headwise.build(config).eval()
+
+
+window = headwise.SlidingWindow(7)
+cases = [
+    (layer(headwise.Causal()), headwise.StaticCache(40), 2),
+    (layer(headwise.Causal()), headwise.GrowingCache(), 2),
+    (layer(window), headwise.RollingCache(7), 3),  # one more for the full ring
+    (model(), headwise.ModelCache([headwise.StaticCache(40), headwise.GrowingCache()]), 2),
+]
+for module, cache, most in cases:
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(module, backend=counter, fullgraph=True)
+    is_model = isinstance(module, headwise.LanguageModel)
+    text = torch.randint(19, (2, 21)) if is_model else torch.randn(2, 21, 12)
+    with torch.no_grad():
+        seen = [module(text[:, :3], cache=cache)]
+        seen += [compiled(text[:, at : at + 1], cache=cache) for at in range(3, 21)]
+        # float32, whose sums are taken in another order
+        torch.testing.assert_close(torch.cat(seen, dim=1), module(text), rtol=1e-4, atol=1e-5)
+    assert counter.frame_count <= most, (module, cache, counter.frame_count)
+"""
+
+
+def test_a_compiled_step_serves_every_length():
+    """In an interpreter of its own: the type checks that the other tests run with cannot be compiled."""
+    result = subprocess.run([sys.executable, "-c", GRAPHS], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr

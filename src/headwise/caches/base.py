@@ -72,12 +72,12 @@ class KVCache(ABC):
     @property
     def seq_len(self) -> int:
         """Number of tokens of the longest stream."""
-        return max(self.lengths, default=0)
+        return longest_of(self.lengths)
 
     @property
     def is_even(self) -> bool:
         """Whether all rows have had as many tokens."""
-        return len(set(self.lengths)) <= 1
+        return are_equal(self.lengths)
 
     @property
     def num_bytes(self) -> int:
@@ -315,6 +315,18 @@ class KVCache(ABC):
         if any(not 0 <= row < len(self.lengths) for row in chosen):
             raise ConfigError(f"rows must be from 0 to {len(self.lengths) - 1}; got {chosen}")
         return chosen
+
+
+def are_equal(lengths: Sequence[int]) -> bool:
+    """Tell whether all rows have as many tokens. (A graph that serves any length can compare, and hash nothing.)"""
+    return all(length == lengths[0] for length in lengths[1:])
+
+
+def longest_of(lengths: Sequence[int]) -> int:
+    """Return the length of the longest row, 0 where there is none."""
+    if not lengths:
+        return 0
+    return lengths[0] if are_equal(lengths) else max(lengths)
 
 
 def index_of_slots(lengths: Sequence[int], num_slots: int, device: torch.device) -> Int[Tensor, "batch num_slots"]:

@@ -86,8 +86,7 @@ class ModelCache:
         Raises:
             ConfigError: a layer cannot be cropped; reset the cache then.
         """
-        lengths = {layer.lengths for layer in self.layers}
-        if len(lengths) > 1:
+        if any(layer.lengths != self.lengths for layer in self.layers):
             used = [layer for layer in self.layers if layer.lengths]
             shortest = [min(row) for row in zip(*(layer.lengths for layer in used), strict=True)]
             if len(used) < len(self.layers):

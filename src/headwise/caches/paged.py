@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from headwise.caches.base import CacheView, Held, KVCache, Lengths, index_of_slots
+from headwise.caches.base import CacheView, Held, KVCache, Lengths, index_of_slots, longest_of
 from headwise.config.checks import require_size
 from headwise.errors import ConfigError, UnsupportedError
 
@@ -109,7 +109,7 @@ class PagedCache(KVCache):
         index = self.next_index(batch, num_tokens, real_tokens=real_tokens, device=keys.device).expand(batch, -1)
         self._make_writable(after)
         assert self._keys is not None and self._values is not None
-        table = self._table_tensor(max(after, default=0))
+        table = self._table_tensor(longest_of(after))
         rows, places = (index >= 0).nonzero(as_tuple=True)
         at = index[rows, places]
         slots = table[rows, at // self.block_size] * self.block_size + at % self.block_size

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from headwise.caches.base import CacheView, Held, KVCache, Lengths, write_tokens
+from headwise.caches.base import CacheView, Held, KVCache, Lengths, are_equal, longest_of, write_tokens
 from headwise.config.checks import require_size
 from headwise.errors import ConfigError, UnsupportedError
 
@@ -73,10 +73,10 @@ class RollingCache(KVCache):
         self._reserve(keys)
         assert self._keys is not None and self._values is not None
         num_tokens = keys.shape[2]
-        is_even = real_tokens is None and self.is_even and len(set(self._newest)) <= 1
+        is_even = real_tokens is None and self.is_even and are_equal(self._newest)
         index = self.next_index(keys.shape[0], num_tokens, real_tokens=real_tokens, device=keys.device)
         newest = tuple(map(max, self._newest, after))
-        has_wrapped = max(newest, default=0) > self.num_slots
+        has_wrapped = longest_of(newest) > self.num_slots
         if num_tokens == 1 or (is_even and not has_wrapped):  # what is written over is older than any window
             self._write(keys, values, index, after)
             self._lengths, self._newest = after, newest
@@ -90,8 +90,8 @@ class RollingCache(KVCache):
         """Return all that is held, in the order of slots; keys and values are views of the ring."""
         self._require_use()
         assert self._keys is not None and self._values is not None
-        is_even = self.is_even and len(set(self._newest)) <= 1
-        has_wrapped = max(self._newest, default=0) > self.num_slots
+        is_even = self.is_even and are_equal(self._newest)
+        has_wrapped = longest_of(self._newest) > self.num_slots
         read = slice(None) if has_wrapped else slice(self.seq_len)
         keys, values = self._keys[:, :, read], self._values[:, :, read]
         if not is_even:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from headwise.caches.base import CacheView, Held, KVCache, Lengths, index_of_slots, write_tokens
+from headwise.caches.base import CacheView, Held, KVCache, Lengths, index_of_slots, longest_of, write_tokens
 from headwise.config.checks import require_size
 from headwise.errors import ConfigError
 
@@ -46,7 +46,7 @@ class SlotCache(KVCache):
         real_tokens: Tensor | None,
         positions: Tensor | None,
     ) -> CacheView:
-        num_tokens, longest = keys.shape[2], max(after, default=0)
+        num_tokens, longest = keys.shape[2], longest_of(after)
         self._check_positions(positions, keys)
         is_even = real_tokens is None and self.is_even
         slots = None
@@ -100,7 +100,7 @@ class SlotCache(KVCache):
         return Held(keys, values, index, positions)
 
     def _restore(self, held: Held, lengths: tuple[int, ...], dtype: torch.dtype) -> None:
-        longest = max(lengths, default=0)
+        longest = longest_of(lengths)
         self._check_room((0,) * len(lengths), lengths)
         self._like = held.keys[:, :, :0], held.values[:, :, :0]
         self._keys = self._values = self._positions = None
@@ -182,11 +182,11 @@ class StaticCache(SlotCache):
         return self.capacity
 
     def _check_room(self, before: tuple[int, ...], counts: tuple[int, ...]) -> None:
-        longest = max((old + new for old, new in zip(before, counts, strict=True)), default=0)
+        longest = longest_of([old + new for old, new in zip(before, counts, strict=True)])
         if longest > self.capacity:
             raise ConfigError(
                 f"capacity must be at least {longest} to take these tokens; got {self.capacity}, of which "
-                f"{max(before, default=0)} are taken"
+                f"{longest_of(before)} are taken"
             )
 
 
