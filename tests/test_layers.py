@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "caches": {"errors", "config"},
     "ops": {"errors", "results", "kernels", "masks"},
     "nn": {"errors", "config", "masks", "positions", "caches", "ops"},
-    "integrations": {"errors", "config", "masks", "ops"},
+    "integrations": {"errors", "config", "masks", "ops", "caches"},
     "convert": {"errors", "config", "nn", "integrations"},
     "loading": {"errors", "config"},
     "loading/module.py": {"errors", "config", "nn", "convert", "integrations"},

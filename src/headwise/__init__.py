@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from headwise.cost.workload import Lora as Lora
     from headwise.cost.workload import Workload as Workload
     from headwise.errors import HeadwiseError as HeadwiseError
+    from headwise.integrations.transformers_cache import to_transformers_cache as to_transformers_cache
     from headwise.masks.bigbird import BigBird as BigBird
     from headwise.masks.conventions import mask_from_huggingface as mask_from_huggingface
     from headwise.masks.conventions import mask_from_torch as mask_from_torch
@@ -205,6 +206,7 @@ _MODULE_OF = {
     "stream": "headwise.nn.generation",
     "swap": "headwise.convert.swap",
     "to_torch": "headwise.convert.torch_attention",
+    "to_transformers_cache": "headwise.integrations.transformers_cache",
     "trace_step": "headwise.cost.tracing.trace",
     "track": "headwise.api.tracking",
 }
