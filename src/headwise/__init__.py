@@ -106,6 +106,7 @@ if TYPE_CHECKING:
     from headwise.positions.bias import ALiBiBias as ALiBiBias
     from headwise.positions.bias import T5RelativeBias as T5RelativeBias
     from headwise.positions.grid import GridRotaryPositions as GridRotaryPositions
+    from headwise.positions.grid import grid_positions as grid_positions
     from headwise.positions.rotary import RotaryPositions as RotaryPositions
 
 _MODULE_OF = {
@@ -189,6 +190,7 @@ _MODULE_OF = {
     "from_huggingface": "headwise.convert.huggingface",
     "from_torch": "headwise.convert.torch_attention",
     "generate": "headwise.nn.generation",
+    "grid_positions": "headwise.positions.grid",
     "language_model_from_huggingface": "headwise.convert.language_model",
     "latent_from_huggingface": "headwise.convert.latent",
     "make_report": "headwise.api.report",

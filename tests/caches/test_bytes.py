@@ -20,7 +20,7 @@ def heads(num_tokens, batch=BATCH, dtype=torch.float32, seed=0):
     return [torch.randn(batch, KV_HEADS, num_tokens, dim, generator=generator).to(dtype) for dim in (DIM, V_DIM)]
 
 
-def closed_form(num_tokens, mask, dtype):
+def closed_form(num_tokens, mask, dtype, kv_cache="model"):
     attention = headwise.AttentionConfig.from_keywords(
         embed_dim=12, num_heads=6, num_kv_heads=KV_HEADS, head_dim=DIM, v_head_dim=V_DIM, mask=mask
     )
@@ -36,7 +36,9 @@ def closed_form(num_tokens, mask, dtype):
         max_positions=99,
         blocks=(block,),
     )
-    return kv_cache_bytes(config, batch=BATCH, seq=num_tokens, dtype=str(dtype).removeprefix("torch."))
+    return kv_cache_bytes(
+        config, batch=BATCH, seq=num_tokens, dtype=str(dtype).removeprefix("torch."), kv_cache=kv_cache
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -48,6 +50,9 @@ def test_bytes_are_those_of_the_closed_form(num_tokens, dtype):
             cache.update(*heads(1, dtype=dtype, seed=token))
     for cache in (growing, static, paged):
         assert cache.num_bytes == closed_form(num_tokens, Causal(), dtype)
+    codes = QuantizedCache(GrowingCache())
+    codes.update(*heads(num_tokens, dtype=dtype))
+    assert codes.num_bytes == closed_form(num_tokens, Causal(), dtype, kv_cache="int8")
     assert rolling.num_bytes == closed_form(num_tokens, SlidingWindow(WINDOW), dtype)
     assert static.allocated_bytes == closed_form(53, Causal(), dtype)
     assert rolling.allocated_bytes == closed_form(WINDOW, Causal(), dtype)
@@ -108,7 +113,14 @@ def test_codes_are_off_by_half_a_scale_at_most_and_the_error_is_told(bits):
     lost = exact = 0.0
     for one in (keys[..., :4], values[..., :6]):
         shown = decode(encode(one, bits), bits, one.dtype)
-        scale = (one.abs().amax(-1, keepdim=True) / LARGEST[bits]).to(torch.float16).float()
+        halves = one.abs().unflatten(-1, (2, -1)).amax(-1, keepdim=True)
+        scale = (
+            (halves / LARGEST[bits])
+            .to(torch.float16)
+            .float()
+            .expand(*halves.shape[:-1], one.shape[-1] // 2)
+            .flatten(-2)
+        )
         # Half a scale, and L times what float16 rounds off of it (half of 2^-10, or 2^-25 near 0).
         bound = scale / 2 + LARGEST[bits] * (scale * 2.0**-11 + 2.0**-25)
         assert ((shown - one).abs() <= bound).all()
@@ -116,7 +128,7 @@ def test_codes_are_off_by_half_a_scale_at_most_and_the_error_is_told(bits):
     if cache is not None:
         cache.update(keys[..., :4], values[..., :6])
         assert cache.relative_error == pytest.approx(float((lost / exact).sqrt()), rel=1e-4)
-        assert cache.num_bytes == BATCH * 31 * KV_HEADS * (4 + 2 + 6 + 2)
+        assert cache.num_bytes == BATCH * 31 * KV_HEADS * (4 + 4 + 6 + 4)
 
 
 def test_eight_bits_take_little_more_than_half_of_sixteen():
@@ -124,7 +136,7 @@ def test_eight_bits_take_little_more_than_half_of_sixteen():
     tensors = [torch.randn(1, 3, 20, 64).to(torch.float16) for _ in range(2)]
     for cache in (half, codes):
         cache.update(*tensors)
-    assert codes.num_bytes / half.num_bytes == (64 + 2) / 128 <= 0.55
+    assert codes.num_bytes / half.num_bytes == (64 + 4) / 128 <= 0.55
 
 
 @pytest.mark.parametrize("kind", [GrowingCache, lambda: StaticCache(9), lambda: RollingCache(9), lambda: PagedCache(4)])

@@ -181,3 +181,48 @@ FLOATS = torch.zeros(1, 1, 2, 2)
 def test_what_could_mean_two_things_is_refused_by_name(make, text):
     with pytest.raises(ConfigError, match=text):
         make()
+
+
+def test_ones_and_zeros_that_are_learned_are_a_bias():
+    learned = torch.eye(QUERIES, requires_grad=True)
+    for converted in (mask_from_torch(attn_mask=learned), mask_from_huggingface(learned[None, None])):
+        assert converted.mask == Full()
+        assert torch.equal(converted.bias[0, 0], learned)
+
+
+LATER = torch.ones(KEYS, KEYS, dtype=torch.bool).triu(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.float64, torch.bfloat16])
+def test_a_causal_table_of_a_causal_call_is_causal_and_nothing_else(dtype):
+    table = LATER if dtype == torch.bool else torch.zeros(KEYS, KEYS, dtype=dtype).masked_fill(LATER, -INFINITY)
+    assert mask_from_torch(attn_mask=table, is_causal=True) == (Causal(), None)
+    assert torch.equal(mask_from_torch(attn_mask=table).mask.table[0, 0], ~LATER)
+    for row, column in ((2, 1), (1, 1), (KEYS - 1, 0), (3, 4), (0, KEYS - 1)):  # one pair is enough to be another one
+        other = table.clone()
+        other[row, column] = ~other[row, column] if dtype == torch.bool else -0.5
+        converted = mask_from_torch(attn_mask=other, is_causal=True)
+        expected = torch.where(LATER, -INFINITY, 0.0 if dtype == torch.bool else other.double())
+        if dtype == torch.bool:
+            expected = expected.masked_fill(other, -INFINITY)
+        assert torch.equal(scores_of(converted, query_len=KEYS)[1, 2], expected.to(torch.float64))
+
+
+def test_a_causal_table_that_is_learned_keeps_its_gradient():
+    learned = torch.zeros(KEYS, KEYS).masked_fill(LATER, -INFINITY).requires_grad_()
+    assert mask_from_torch(attn_mask=learned, is_causal=True).bias.requires_grad
+
+
+def test_inside_a_transform_of_functions_nobody_looks():
+    floats = random_floats(3, QUERIES, KEYS)
+
+    def scores(mask):
+        return scores_of(mask_from_torch(attn_mask=mask))[0, 0]
+
+    assert torch.equal(torch.func.vmap(scores)(floats), floats)
+    keep = random_bools(3, KEYS)
+
+    def kept(row):
+        return mask_from_huggingface(row[None]).mask.table.flatten()
+
+    assert torch.equal(torch.func.vmap(kept)(keep.long()), keep)

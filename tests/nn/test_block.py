@@ -199,6 +199,9 @@ def test_dropout_acts_on_both_additions_in_training_alone():
     post = blocks.pop("post")
     assert all(torch.equal(other(x), x) for other in blocks.values())
     assert torch.equal(post(x), post.feed_forward_norm(post.attention_norm(x)))
+    for shared_norm in (True, False):
+        parallel = block_of(dropout_p=0.999999, parallel=True, shared_norm=shared_norm).train()
+        assert torch.equal(parallel(x), x)
 
 
 @torch.no_grad()

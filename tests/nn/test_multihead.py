@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from headwise.config.attention import ALiBi, AttentionConfig, Rotary, T5Bias
 from headwise.config.scaling import LinearScaling
@@ -434,6 +435,27 @@ def test_one_projection_for_all_gives_the_same(name):
         torch.testing.assert_close(fused(x, key, value), layer(x, key, value), **EXACT)
 
 
+def count_products(projection, layer, *arguments):
+    """How many matrix products a part runs in a call."""
+
+    class Counter(TorchDispatchMode):
+        is_inside, number = False, 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.number += self.is_inside and func.overloadpacket in (torch.ops.aten.addmm, torch.ops.aten.mm)
+            return func(*args, **(kwargs or {}))
+
+    with Counter() as counter:
+        hooks = [
+            projection.register_forward_pre_hook(lambda *_: setattr(counter, "is_inside", True)),
+            projection.register_forward_hook(lambda *_: setattr(counter, "is_inside", False)),
+        ]
+        layer(*arguments)
+    for hook in hooks:
+        hook.remove()
+    return counter.number
+
+
 def test_one_projection_starts_as_three_would_and_runs_one_product():
     layer = MultiHeadAttention(EMBED, HEADS, num_kv_heads=KV_HEADS, fused_qkv=True)
     assert not layer.qkv_proj.bias.any()
@@ -443,6 +465,9 @@ def test_one_projection_starts_as_three_would_and_runs_one_product():
     assert {name for name, _ in layer.named_parameters()} == {
         f"{module}.{kind}" for module in ("qkv_proj", "out_proj") for kind in ("weight", "bias")
     }
+    x = torch.randn(2, LENGTH, EMBED)
+    for arguments, expected in (((x,), 1), ((x, x, x), 1), ((x, x.clone()), 3), ((x, x, x.clone()), 3)):
+        assert count_products(layer.qkv_proj, layer, *arguments) == expected
     with pytest.raises(ConfigError, match=r"tokens of one width for fused_qkv.*got 24, 11 and 11"):
         MultiHeadAttention(EMBED, HEADS, key_dim=KEY_DIM, fused_qkv=True)
 

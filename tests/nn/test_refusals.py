@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -15,8 +16,11 @@ from headwise.config.head import OutputHead
 from headwise.config.model import ModelConfig
 from headwise.config.scaling import DynamicNTKScaling
 from headwise.errors import ConfigError, HeadwiseError, UnsupportedError
+from headwise.masks.bigbird import BigBird
 from headwise.masks.data import KeyPadding
-from headwise.masks.patterns import Causal
+from headwise.masks.patterns import Causal, Full, SlidingWindow
+from headwise.masks.sparse import Dilated, GlobalTokens, LocalWindow, PrefixLM, Strided
+from headwise.masks.tables import Documents, Explicit
 from headwise.nn.block import Block, FeedForward
 from headwise.nn.build import build
 from headwise.nn.c3tr import C3TR
@@ -145,7 +149,8 @@ LAYER_MASK = "mask of a layer must be a structural mask (Full, Causal, SlidingWi
         (
             {"value_dim": 7, "fused_qkv": True},
             ConfigError,
-            "queries, keys and values must come from tokens of one width for fused_qkv, which projects them at once; "
+            "queries, keys and values must come from tokens of one width for fused_qkv, and for positions, which are "
+            "those of one text; "
             "got 12, 12 and 7",
         ),
         (
@@ -218,6 +223,7 @@ def jagged():
 
 SHAPES = [(), (WIDTH,), (LENGTH, WIDTH), (1, BATCH, LENGTH, WIDTH), (BATCH, LENGTH, 0), (BATCH, LENGTH, WIDTH - 1)]
 CAST = "(cast one of the two, or use torch.autocast)"
+UNCAST = "(cast one of the two, autocast casts floats alone, and no float64)"
 WEIGHTS = "must have the dtype and device of the weights, torch.float32 on cpu; got"
 
 
@@ -251,9 +257,15 @@ def test_a_shape_that_does_not_fit_is_refused(shape):
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_nested_and_sparse_tensors_are_refused():
     for name, call in calls():
-        for kind, made in (("nested", jagged()), ("sparse", tokens().to_sparse())):
-            text = f"^{name} must be a plain tensor, padded where texts differ in length; got a {kind} one"
-            with pytest.raises(UnsupportedError, match=text):
+        for made, got in (
+            (
+                jagged(),
+                "nested one (torch's nn.TransformerEncoder makes it so, unless its use_nested_tensor is set to False)",
+            ),
+            (tokens().to_sparse(), "sparse one (to_dense() makes it plain)"),
+        ):
+            text = f"{name} must be a plain tensor, padded where texts differ in length; got a {got}"
+            with refuses(UnsupportedError, text):
                 call(made)
 
 
@@ -301,14 +313,74 @@ def test_under_autocast_other_floats_are_cast_and_other_kinds_refused():
     layer, x = MultiHeadAttention(WIDTH, HEADS), tokens()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert layer(x.half()).dtype == torch.bfloat16
-        with refuses(ConfigError, f"query {WEIGHTS} torch.int64 on cpu {CAST}"):
-            layer(x.long())
+        for name, call in calls():
+            for dtype in (torch.int64, torch.float64):
+                with refuses(ConfigError, f"{name} {WEIGHTS} {dtype} on cpu {UNCAST}"):
+                    call(tokens().to(dtype))
+        assert layer.double()(x.double()).dtype == torch.float64
+        with refuses(
+            ConfigError,
+            "query must have the dtype and device of the weights, torch.float64 on cpu; got torch.float32 on cpu "
+            f"{UNCAST}",
+        ):
+            layer(x)
 
 
 def test_an_error_that_is_no_matter_of_dtypes_stays_what_it_is():
     layer = MultiHeadAttention(WIDTH, HEADS)
     layer.v_proj.register_forward_hook(lambda *_: torch.ones(2) @ torch.ones(3))
     with pytest.raises(RuntimeError, match="inconsistent tensor size"):
+        layer(tokens())
+
+
+class Refusing(torch.nn.Module):
+    """A linear map whose product fails, with its weight kept as whole numbers, as 4 bits are, or in another dtype."""
+
+    def __init__(self, error, dtype):
+        super().__init__()
+        self.error = error
+        self.weight = torch.nn.Parameter(torch.zeros(3, dtype=dtype), requires_grad=False)
+
+    def forward(self, *_):
+        raise self.error
+
+
+def modules_of(make):
+    """Each kind of module that explains torch's refusals, with all linear maps replaced, and what it takes."""
+    stage, encoder = C3TR(5, 24, num_heads=HEADS), PatchEncoder(3, WIDTH, HEADS, 1, num_channels=5)
+    block, layer = Block(block_config()), MultiHeadAttention(WIDTH, HEADS)
+    for module in (stage, encoder, block, layer):
+        for path, part in list(module.named_modules()):
+            if isinstance(part, torch.nn.Linear | torch.nn.Conv2d):
+                owner, _, name = path.rpartition(".")
+                setattr(module.get_submodule(owner), name, make())
+    yield stage, torch.randn(BATCH, 5, 7, 8)
+    yield encoder, torch.randn(BATCH, 5, 7, 8)
+    yield block, tokens()
+    yield layer, tokens()
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), RuntimeError("the kernel of 4 bits")], ids=type)
+def test_an_error_of_weights_that_are_stored_in_another_way_stays_what_it_is(error):
+    for module, x in modules_of(lambda: Refusing(error, torch.uint8)):
+        with pytest.raises(type(error), match=str(error)):
+            module(x.half())  # torch's norm lets half numbers pass, and its own weights are no half numbers
+
+
+def test_memory_that_ran_out_is_told_of_though_the_dtype_is_another():
+    error = torch.OutOfMemoryError("no memory")
+    for module, x in modules_of(lambda: Refusing(error, torch.float32)):
+        with pytest.raises(torch.OutOfMemoryError, match="no memory"):
+            module(x.half())
+
+
+def test_a_module_without_weights_explains_nothing():
+    layer = MultiHeadAttention(WIDTH, HEADS, projection_bias=False)
+    for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+        part = Refusing(RuntimeError("packed weights"), torch.uint8)
+        del part.weight
+        setattr(layer, name, part)
+    with pytest.raises(RuntimeError, match="packed weights"):
         layer(tokens())
 
 
@@ -455,9 +527,15 @@ def test_ids_on_another_device_than_the_table_are_refused():
             call(ids())
     with pytest.raises(RuntimeError, match="as torch does"):
         model(ids().to("meta"))
-    # torch's table reads numbers of the meta device, so that it is the next table that is asked
-    with refuses(ConfigError, "positions must be on the device of the table, cpu; got meta"):
-        Transformer(model_config())(ids().to("meta"))
+
+
+@pytest.mark.parametrize("places", [0, LENGTH], ids=["without a position table", "with one"])
+@torch.no_grad()
+def test_ids_without_numbers_are_refused_though_torchs_table_looks_them_up(places):
+    for head in (None, LANGUAGE, CLASSES):
+        model = build(replace(model_config(head), position_table_size=places))
+        with refuses(ConfigError, "ids must be on the device of the table, cpu; got meta"):
+            model(ids().to("meta"))
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32], ids=str)
@@ -483,12 +561,86 @@ def test_labels_are_like_ids_and_of_the_vocabulary():
     ):
         model.loss(ids(), labels=ids().float())
     for wrong in (VOCAB, -1):
-        with refuses(ConfigError, f"labels must be from 0 to vocab_size - 1 = 28; got {wrong}"):
+        with refuses(ConfigError, f"labels must be from 0 to num_outputs - 1 = 28; got {wrong}"):
             model.loss(ids(), labels=ids().masked_fill(ids() == 3, wrong).masked_fill(ids() == 1, -100))
+    # what counts is what there is a score of, not what can be read
+    narrow, wide = (LanguageModel(model_config(replace(LANGUAGE, num_outputs=number))) for number in (4, VOCAB + 2))
+    assert wide.loss(ids(), labels=ids() + VOCAB + 1 - LENGTH).isfinite()
+    assert narrow.score(ids(4)).isfinite().all()
+    with refuses(ConfigError, "labels must be from 0 to num_outputs - 1 = 3; got 4"):
+        narrow.loss(ids())
+    with refuses(ConfigError, "ids must be from 0 to num_outputs - 1 = 3; got 4"):
+        narrow.score(ids())
     for length in (0, 1):
         text = f"ids must hold at least 2 tokens a text, of which the last is foretold; got {length}"
         with refuses(ConfigError, text):
             model.loss(ids(length))
+
+
+def with_masks(*masks):
+    config = model_config(LANGUAGE)
+    block = config.blocks[0]
+    blocks = tuple(replace(block, attention=replace(block.attention, mask=mask)) for mask in masks)
+    return LanguageModel(replace(config, blocks=blocks))
+
+
+LATER = [
+    Full(),
+    ~Causal(),
+    LocalWindow(2, 1),
+    LocalWindow(2, 1) | GlobalTokens(1),
+    Causal() | GlobalTokens(1),
+    PrefixLM(2),
+    BigBird(3, 2),
+    PrefixLM(2) & GlobalTokens(1),
+]
+NOT_LATER = [
+    Causal(),
+    SlidingWindow(3),
+    LocalWindow(2, 1) & Causal(),
+    (LocalWindow(2, 1) | GlobalTokens(1)) & Causal(),
+    SlidingWindow(2) | Strided(3),
+    Dilated(2, 40),
+    PrefixLM(0),
+    BigBird(3, 2, causal=True),
+    ~Full(),
+    ~PrefixLM(2) & SlidingWindow(2),
+]
+
+
+@pytest.mark.parametrize("mask", LATER, ids=repr)
+def test_a_model_whose_tokens_read_the_next_one_foretells_nothing(mask):
+    model = with_masks(Causal(), mask)
+    table = torch.tensor([[bool(mask.allows(0, 0, i, j)) for j in range(LENGTH)] for i in range(LENGTH)])
+    assert table.triu(1).any()  # by the mask's own words
+    start = (
+        "no token may read later ones, where each is foretold from those before it; layer 1 has the mask "
+        f"{mask!r}: build layers with mask=Causal(), or give it to the call"
+    )
+    padding = KeyPadding(torch.tensor([3, 5]))
+    lower = Explicit(torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril())  # no table is looked at
+    for called in (None, padding, Documents(torch.tensor([2, 3])), Full(), lower):
+        with refuses(ConfigError, start):
+            model.score(ids(), mask=called)
+        with refuses(ConfigError, f"{start}; or give labels, of tokens that ids hide"):
+            model.loss(ids(), mask=called)
+    assert model.loss(ids(), labels=ids().masked_fill(ids() < 3, -100)).isfinite()
+    with refuses(ConfigError, start.replace("layer 1", "layer 0")):
+        with_masks(mask, Causal()).score(ids())
+    with pytest.raises(ConfigError, match=r"^mask must be a headwise Mask, .*; got a str "):
+        model.score(ids(), mask="causal")
+    assert model.score(ids(), mask=Causal()).isfinite().all()
+    assert model.loss(ids(), mask=padding & Causal()).isfinite()
+
+
+@pytest.mark.parametrize("mask", NOT_LATER, ids=repr)
+@torch.no_grad()
+def test_a_model_whose_tokens_read_no_later_one_foretells(mask):
+    assert with_masks(mask, Causal()).score(ids()).isfinite().all()
+    assert with_masks(mask).loss(ids(), mask=KeyPadding(torch.tensor([3, 5]))).isfinite()
+    for call in (with_masks(mask).loss, with_masks(mask).score):
+        with pytest.raises(ConfigError, match=r"^mask must be a headwise Mask, .*; got a str "):
+            call(ids(), mask="causal")
 
 
 def test_positions_of_a_model_are_one_whole_number_a_token():
@@ -521,6 +673,19 @@ def test_lengths_of_a_classifier_are_those_of_its_texts():
 
 
 # Images
+
+
+@pytest.mark.parametrize("compatible", [False, True])
+def test_one_place_in_all_cannot_be_normed_over(compatible):
+    block = C3TR(5, 24, num_heads=HEADS, compatible=compatible)
+    text = (
+        "feature_map must have more than 1 place over the whole batch in training, since batch norms norm over them; "
+        "got shape (1, 5, 1, 1) (eval() norms by what was remembered)"
+    )
+    with refuses(ConfigError, text):
+        block(torch.randn(1, 5, 1, 1))
+    assert block(torch.randn(2, 5, 1, 1)).shape == (2, 24, 1, 1)
+    assert block.eval()(torch.randn(1, 5, 1, 1)).shape == (1, 24, 1, 1)
 
 
 @pytest.mark.parametrize("name", ["patches", "c3tr", "compatible"])

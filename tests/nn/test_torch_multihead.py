@@ -293,6 +293,45 @@ def test_is_causal_holds_together_with_the_masks(module_settings, need_weights):
         torch.testing.assert_close(result, expected, **EXACT)
 
 
+@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize("module_settings", [{}, {"add_bias_kv": True, "add_zero_attn": True}], ids=["plain", "added"])
+@torch.no_grad()
+def test_with_fewer_queries_than_keys_the_mask_says_what_causal_means(module_settings, need_weights):
+    """torch's result where it reads the mask; without weights asked for it may take the hint for it."""
+    theirs, ours = twins(batch_first=True, **module_settings)
+    query, memory = tokens(EMBED, QUERIES), tokens(EMBED, KEYS, seed=1)
+    for mask in (LATER[:QUERIES], LATER[KEYS - QUERIES :], adds(QUERIES, KEYS)):
+        result = ours(query, memory, memory, attn_mask=mask, is_causal=True, need_weights=need_weights)
+        expected = theirs(query, memory, memory, attn_mask=mask, need_weights=need_weights)
+        torch.testing.assert_close(result, expected, **EXACT)
+
+
+@torch.no_grad()
+def test_torchs_decoder_may_say_that_its_memory_is_causal():
+    torch.manual_seed(0)
+    layer = nn.TransformerDecoderLayer(8, 2, 13, 0.0, batch_first=True, dtype=torch.float64)
+    theirs = nn.TransformerDecoder(layer, 1).eval()
+    ours = copy.deepcopy(theirs)
+    for name in ("self_attn", "multihead_attn"):
+        module = TorchMultiheadAttention(8, 2, batch_first=True, dtype=torch.float64)
+        module.load_state_dict(getattr(theirs.layers[0], name).state_dict())
+        setattr(ours.layers[0], name, module.eval())
+    target, memory = tokens(8, QUERIES), tokens(8, KEYS, seed=1)
+    masks = {"tgt_mask": LATER[:QUERIES, :QUERIES], "memory_mask": LATER[:QUERIES]}
+    expected = theirs(target, memory, **masks)
+    hints = {"tgt_is_causal": True, "memory_is_causal": True}
+    torch.testing.assert_close(ours(target, memory, **masks, **hints), expected, **EXACT)
+
+
+@pytest.mark.parametrize("order", [(0, 0, 1), (0, 1, 0), (1, 0, 0), (0, 1, 1)], ids=str)
+@torch.no_grad()
+def test_one_product_serves_all_three_only_where_all_three_are_one(order):
+    theirs, ours = twins(batch_first=True)
+    given_tokens = tokens(EMBED, KEYS), tokens(EMBED, KEYS, seed=1)
+    query, key, value = (given_tokens[index] for index in order)
+    torch.testing.assert_close(ours(query, key, value), theirs(query, key, value), **EXACT)
+
+
 def test_returned_weights_are_those_before_dropout():
     _, ours = twins(batch_first=True, dropout=0.5)
     x = tokens(EMBED, KEYS)
@@ -303,6 +342,74 @@ def test_returned_weights_are_those_before_dropout():
     output, same_weights = ours(x, x, x)
     assert torch.equal(output, ours(x, x, x)[0])
     torch.testing.assert_close(same_weights, weights, **EXACT)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@torch.no_grad()
+def test_where_torchs_module_differs_is_as_the_docstring_says():
+    x = tokens(EMBED, KEYS)
+    theirs, ours = twins(batch_first=True, add_zero_attn=True)
+    hinted = {"attn_mask": LATER, "is_causal": True}
+    seen = theirs(x, x, x, **hinted, need_weights=True)[0]
+    torch.testing.assert_close(ours(x, x, x, **hinted, need_weights=False)[0], seen, **EXACT)
+    assert not torch.allclose(theirs(x, x, x, **hinted, need_weights=False)[0], seen)  # the added key is hidden
+
+    theirs, ours = twins(batch_first=True)
+    lowest = torch.full((BATCH, KEYS), torch.finfo(torch.float64).min, dtype=torch.float64)
+    assert torch.equal(ours(x, x, x, key_padding_mask=lowest)[1], torch.zeros(BATCH, KEYS, KEYS, dtype=torch.float64))
+    torch.testing.assert_close(
+        theirs(x, x, x, key_padding_mask=lowest)[1],
+        torch.full_like(LATER, 1, dtype=torch.float64).expand(BATCH, -1, -1) / KEYS,
+        **EXACT,
+    )
+
+    with pytest.raises(torch.jit.frontend.UnsupportedNodeError):
+        torch.jit.script(ours)
+
+    class Leaves(torch.fx.Tracer):
+        def is_leaf_module(self, module, name):
+            return isinstance(module, nn.MultiheadAttention)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = ours
+
+        def forward(self, x):
+            return self.attention(x, x, x)[0]
+
+    model = Model()
+    assert torch.equal(torch.fx.GraphModule(model, Leaves().trace(model))(x), model(x))
+
+
+def test_a_learned_mask_may_start_at_one():
+    theirs, ours = twins(batch_first=True)
+    x, learned = tokens(EMBED, KEYS), torch.eye(KEYS, dtype=torch.float64, requires_grad=True)
+    for module in (ours, theirs):
+        output, _ = module(x, x, x, attn_mask=learned)
+        (output * output.detach().cos()).sum().backward()
+        if module is ours:
+            gradient, learned.grad = learned.grad, None
+    torch.testing.assert_close(gradient, learned.grad, **GRADIENT)
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize("mask", [drops(3, KEYS, KEYS), adds(3, KEYS, KEYS)], ids=["drops", "adds"])
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # torch has no kernel over many masks
+@torch.no_grad()
+def test_vmap_over_masks_is_each_mask_by_itself(mask, need_weights):
+    _, ours = twins(batch_first=True)
+    x = tokens(EMBED, KEYS)
+
+    def run(attn_mask):
+        return ours(x, x, x, attn_mask=attn_mask, need_weights=need_weights)[0]
+
+    expected = torch.stack([run(each) for each in mask])
+    torch.testing.assert_close(torch.func.vmap(run)(mask), expected, **EXACT)
+    padding = mask[:, 0]
+    run_padded = torch.func.vmap(lambda one: ours(x[0], x[0], x[0], one, need_weights=need_weights)[0])
+    expected = torch.stack([ours(x[0], x[0], x[0], each, need_weights=need_weights)[0] for each in padding])
+    torch.testing.assert_close(run_padded(padding), expected, **EXACT)
 
 
 GRAPH = """
@@ -403,9 +510,12 @@ def test_nested_tensors_are_refused_with_the_way_out():
     encoder.eval()
     x, padding = torch.randn(2, 3, 8), torch.tensor([[False, False, True], [False, False, False]])
     with pytest.raises(
-        UnsupportedError, match=r"query must be a plain tensor, .*; got a nested one .*enable_nested_tensor=False"
+        UnsupportedError,
+        match=r"query must be a plain tensor, .*; got a nested one .*use_nested_tensor is set",
     ):
         encoder(x, src_key_padding_mask=padding)
+    encoder.use_nested_tensor = False
+    assert encoder(x, src_key_padding_mask=padding).isfinite().all()
     plain = nn.TransformerEncoder(encoder_layer(), 1, enable_nested_tensor=False).eval()
     with_our_attention(plain.layers[0]).eval()
     assert plain(x, src_key_padding_mask=padding).isfinite().all()
@@ -461,8 +571,11 @@ def test_the_layout_that_is_refused_is_the_modules_own():
         module(x, x, x[1:])
 
 
-def test_a_causal_call_needs_as_many_queries_as_keys():
+def test_a_causal_call_needs_as_many_queries_as_keys_or_a_mask_that_says_what_it_means():
     module = TorchMultiheadAttention(EMBED, HEADS, batch_first=True)
     x = torch.randn(BATCH, KEYS, EMBED)
-    with pytest.raises(ConfigError, match=r"is_causal needs as many queries as keys .*got 5 and 7"):
+    text = r"is_causal needs as many queries as keys, or an attn_mask .*got 5 and 7, and no attn_mask"
+    with pytest.raises(ConfigError, match=text):
         module(x[:, :QUERIES], x, x, is_causal=True)
+    with pytest.raises(ConfigError, match=text):
+        module(x[:, :QUERIES], x, x, is_causal=True, key_padding_mask=drops(BATCH, KEYS))

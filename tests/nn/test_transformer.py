@@ -142,6 +142,87 @@ def test_a_class_is_told_by_the_mean_of_the_real_tokens():
     assert each(tokens).shape == (3, 7, 5)
 
 
+@pytest.mark.parametrize("lengths", [None, torch.tensor([2003, 1500])], ids=["whole", "padded"])
+@torch.no_grad()
+def test_a_mean_of_many_tokens_does_not_overflow_in_float16(lengths):
+    model = make(describe(causal=False, head=CLASSES, places=0, final_norm=False)).float()
+    model.body.token_table.weight.add_(40)  # 2003 states of about 40 have a sum above float16's largest number, 65504
+    tokens = ids(length=2003)
+    exact = model.double()(tokens, lengths=lengths)
+    half = model.half()(tokens, lengths=lengths)
+    assert half.dtype == torch.float16 and half.isfinite().all()
+    # a state of 40 is rounded by 2^-6 a few times, and so is the score, a sum of 12 of them times at most 0.3
+    torch.testing.assert_close(half.double(), exact, rtol=0, atol=12 * 0.3 * 4 * 2**-6)
+
+
+@torch.no_grad()
+def test_what_stands_in_the_padding_does_not_reach_the_mean():
+    model, tokens, lengths = make(describe(causal=False, head=CLASSES)), ids(), torch.tensor([7, 4])
+    tokens[1, 4:] = VOCAB - 1
+    tokens[:, :4] %= VOCAB - 1
+    tokens[0] %= VOCAB - 1
+    before = model(tokens, lengths=lengths)
+    model.body.token_table.weight[VOCAB - 1] = float("nan")
+    assert torch.equal(model(tokens, lengths=lengths), before)
+
+
+NEARLY_ALL = 0.999999  # of the numbers are dropped
+
+
+@torch.no_grad()
+def test_dropout_acts_on_embeddings_and_before_the_classes_in_training_alone():
+    tokens = ids()
+    body = make(describe(embedding_dropout_p=NEARLY_ALL, num_layers=1))
+    without = make(describe(num_layers=1))
+    assert torch.equal(body(tokens), without(tokens))
+    seen = []
+    body.blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    body.train()(tokens)
+    assert not seen[0].any()
+    model = make(describe(causal=False, head=replace(CLASSES, dropout_p=NEARLY_ALL)))
+    assert torch.equal(model(tokens), make(describe(causal=False, head=CLASSES))(tokens))
+    assert torch.equal(model.train()(tokens), model.projection.bias.expand(2, 5))
+
+
+@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
+@torch.no_grad()
+def test_the_last_norm_is_of_the_blocks_kind_and_epsilon(norm):
+    config = describe(num_layers=1)
+    body = make(replace(config, blocks=(replace(config.blocks[0], norm=norm, norm_eps=0.5),)))
+    seen = []
+    body.norm.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    y = body(ids())
+    centred = seen[0] - (seen[0].mean(-1, keepdim=True) if norm == "layernorm" else 0)
+    torch.testing.assert_close(y, centred / (centred.square().mean(-1, keepdim=True) + 0.5).sqrt(), **EXACT)
+
+
+@torch.no_grad()
+def test_tables_and_the_projection_to_the_vocabulary_start_small_and_biases_at_zero():
+    torch.manual_seed(0)
+    config = describe(head=replace(LANGUAGE, bias=True))
+    wide = {"embed_dim": 96, "vocab_size": 211}
+    attention = replace(config.blocks[0].attention, embed_dim=96, head_dim=32, v_head_dim=32, key_dim=96, value_dim=96)
+    block = replace(config.blocks[0], attention=attention, feed_forward=FeedForwardConfig(embed_dim=96, hidden_dim=19))
+    model = build(replace(config, **wide, blocks=(block,), head=replace(LANGUAGE, bias=True, num_outputs=211)))
+    for table in (model.body.token_table.weight, model.projection.weight):
+        # of 20,256 numbers the deviation is known to 1 part in 200, and the mean to 0.02 / 142
+        assert float(table.std()) == pytest.approx(0.02, rel=0.025)
+        assert abs(float(table.mean())) < 5 * 0.02 / 142
+    assert not model.projection.bias.any()
+
+
+@torch.no_grad()
+def test_loss_and_scores_are_computed_in_float32_or_better_whatever_the_models_dtype():
+    model, tokens = make(describe(head=LANGUAGE)).bfloat16(), ids()
+    logits = model(tokens)[:, :-1]
+    assert logits.dtype == torch.bfloat16
+    exact = logits.double().log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
+    scores, loss = model.score(tokens), model.loss(tokens)
+    assert scores.dtype == loss.dtype == torch.float32
+    torch.testing.assert_close(scores.double(), exact, rtol=0, atol=2e-6)  # float32 numbers of size 4; bfloat16: 0.008
+    assert float(loss) == pytest.approx(-float(exact.mean()), abs=2e-6)
+
+
 def test_a_text_beyond_the_table_is_refused_with_the_reason():
     model = make(describe())
     assert model(ids(length=PLACES)).shape == (2, PLACES, WIDTH)

@@ -1,6 +1,7 @@
 """A patch encoder of any image size; its tokens know their row and column; and it learns to read digits."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -275,3 +276,26 @@ def test_it_learns_digits_to_96_percent_with_half_the_errors_of_a_linear_model(d
         errors = count_errors(model(new_images), new_labels)
     assert errors <= 0.04 * len(new_labels)
     assert errors <= errors_of_a_linear_model(*digits) / 2
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
+@pytest.mark.usefixtures("without_type_checks")  # in a trace sizes are tensors
+@pytest.mark.parametrize("make", [lambda: PatchEncoder(2, 16, 4, 1, num_channels=16), lambda: C3TR(16, 32)])
+@torch.no_grad()
+def test_a_trace_computes_the_same_at_another_size(make):
+    module = make().eval()
+    traced = torch.jit.trace(module, (torch.randn(1, 16, 4, 6),))
+    x = torch.randn(2, 16, 10, 14)
+    torch.testing.assert_close(traced(x), module(x), rtol=0, atol=2e-6)  # float32 sums of under 100 terms of size 1
+
+
+@torch.no_grad()
+def test_every_norm_of_a_stage_adds_its_configs_epsilon():
+    block = replace(encoder_of().config.block, norm_eps=100.0)
+    stage, x = TransformerStage(block, 1).double(), torch.randn(BATCH, EMBED, 2, 3, dtype=torch.float64)
+    seen = []
+    stage.final_norm.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    y = to_tokens(stage(x))
+    centred = seen[0] - seen[0].mean(-1, keepdim=True)
+    torch.testing.assert_close(y, centred / (centred.square().mean(-1, keepdim=True) + 100.0).sqrt(), **EXACT)

@@ -110,6 +110,8 @@ def test_a_longer_text_is_refused_with_the_reason_and_the_way_out():
 
 
 def test_positions_without_numbers_are_not_looked_at():
+    module, positions = LearnedPositions(ROWS, EMBED), torch.randint(ROWS, (3, LENGTH))
+    assert torch.equal(torch.func.vmap(module)(positions), module(positions))
     assert LearnedPositions(ROWS, EMBED)(torch.arange(0)).shape == (0, EMBED)
     with FakeTensorMode():
         assert LearnedPositions(ROWS, EMBED)(torch.arange(LENGTH)).shape == (LENGTH, EMBED)
@@ -122,6 +124,18 @@ def test_a_stretched_table_is_torchs_own_linear_interpolation(longer):
     expected = functional.interpolate(columns, size=longer, mode="linear", align_corners=True)[0].T
     # Places are off by some units of 2^-53 times 11 there; rows differ by less than 0.2.
     torch.testing.assert_close(module.extend(longer).table.detach(), expected, rtol=0, atol=1e-14)
+
+
+def test_rows_of_a_long_table_stand_between_their_own_neighbours():
+    """In float32, a place just before an old row would be rounded to it, and stand behind it by all of its share."""
+    old, new = 7919, 20011
+    module = LearnedPositions(old, 1)
+    module.table.data = torch.arange(old, dtype=torch.float32).unsqueeze(1) % 2  # 0, 1, 0, 1, ...: a saw
+    places = [divmod(row * (old - 1), new - 1) for row in range(new)]
+    shares = [rest / (new - 1) for _, rest in places]
+    expected = [share if before % 2 == 0 else 1 - share for (before, _), share in zip(places, shares, strict=True)]
+    # a share is rounded to float32 once, and the sum once more
+    torch.testing.assert_close(module.extend(new).table.flatten(), torch.tensor(expected), rtol=0, atol=2e-7)
 
 
 def test_a_stretched_table_keeps_its_ends_and_is_straight_between():

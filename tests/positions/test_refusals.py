@@ -207,7 +207,7 @@ def test_the_dtype_of_sinusoids_is_a_floating_point_one():
 
 
 def test_the_length_of_a_text_is_a_whole_number_of_tokens():
-    rotary = RotaryPositions(Rotary(scaling=DynamicNTKScaling(factor=2.0, original_max_positions=3)), HEAD_DIM)
+    dynamic = DynamicNTKScaling(factor=2.0, original_max_positions=3)
     vectors = torch.randn(BATCH, HEADS, LENGTH, HEAD_DIM)
     for wrong, text in (
         (-1, "between 1 and 2147483647; got -1"),
@@ -215,9 +215,11 @@ def test_the_length_of_a_text_is_a_whole_number_of_tokens():
         (True, "a whole number; got True"),
         (4.0, "a whole number; got 4.0"),
         ([5], "a whole number; got [5]"),
+        ("long", "a whole number; got 'long'"),
     ):
-        with refuses(f"text_len must be {text}"):
-            rotary(vectors, PLACES, text_len=wrong)
+        for scaling in (dynamic, None):  # whether it is read or not
+            with refuses(f"text_len must be {text}"):
+                RotaryPositions(Rotary(scaling=scaling), HEAD_DIM)(vectors, PLACES, text_len=wrong)
 
 
 def test_a_grid_has_whole_numbers_of_rows_and_columns():

@@ -335,6 +335,21 @@ def test_packed_texts_are_turned_as_alone_when_their_lengths_are_given(name):
 
 
 @pytest.mark.parametrize("name", READ_LENGTH)
+def test_lengths_broadcast_to_positions(name):
+    rotary = RotaryPositions(Rotary(scaling=RULES[name]), HEAD_DIM)
+    vectors = torch.randn(BATCH, HEADS, LENGTH, HEAD_DIM, dtype=torch.float64)
+    positions = torch.arange(LENGTH).expand(BATCH, LENGTH)
+    lengths = torch.tensor([3] * 3 + [1000] * 4)
+    each = rotary(vectors, positions, text_len=lengths.expand(BATCH, LENGTH))
+    assert torch.equal(rotary(vectors, positions, text_len=lengths), each)
+    assert torch.equal(rotary(vectors, positions[0], text_len=lengths), each)
+    assert not torch.equal(rotary(vectors, positions), each)
+    whole = rotary(vectors, positions, text_len=1000)
+    for text_len in (torch.tensor(1000), torch.tensor([1000]), torch.full((BATCH, 1), 1000, dtype=torch.int16)):
+        assert torch.equal(rotary(vectors, positions, text_len=text_len), whole)
+
+
+@pytest.mark.parametrize("name", READ_LENGTH)
 def test_a_stream_of_one_length_is_turned_token_by_token_as_at_once(name):
     rotary = RotaryPositions(Rotary(scaling=RULES[name]), HEAD_DIM)
     vectors = torch.randn(BATCH, HEADS, LENGTH, HEAD_DIM, dtype=torch.float64)
@@ -350,7 +365,8 @@ def test_rules_that_do_not_read_a_length_take_any(name):
     assert not config.reads_length
     vectors, positions = torch.randn(BATCH, HEADS, LENGTH, HEAD_DIM), torch.arange(LENGTH)
     rotary = RotaryPositions(config, HEAD_DIM)
-    assert torch.equal(rotary(vectors, positions, text_len=100_000), rotary(vectors, positions))
+    for text_len in (100_000, torch.tensor(9), torch.full((LENGTH,), 9)):
+        assert torch.equal(rotary(vectors, positions, text_len=text_len), rotary(vectors, positions))
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -368,13 +384,15 @@ def test_rules_survive_bfloat16_and_no_tokens(name):
         (torch.tensor([1, 2, 3]), r"torch.int64 of shape \(3,\)"),
         (torch.ones(BATCH, 1), r"torch.float32 of shape \(2, 1\)"),
         (torch.ones(3, LENGTH, dtype=torch.int64), r"torch.int64 of shape \(3, 7\)"),
+        (torch.ones(1, BATCH, LENGTH, dtype=torch.int64), r"torch.int64 of shape \(1, 2, 7\)"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")
-def test_lengths_that_do_not_belong_to_the_tokens_are_refused(text_len, came):
-    rotary = RotaryPositions(Rotary(scaling=RULES["dynamic"]), HEAD_DIM)
+@pytest.mark.parametrize("name", ["linear", "dynamic"])
+def test_lengths_that_do_not_belong_to_the_tokens_are_refused(name, text_len, came):
+    rotary = RotaryPositions(Rotary(scaling=RULES[name]), HEAD_DIM)
     vectors, positions = torch.randn(BATCH, HEADS, LENGTH, HEAD_DIM), torch.arange(LENGTH).expand(BATCH, LENGTH)
-    with pytest.raises(ConfigError, match=rf"size of positions, \(2, 7\), along each axis; got {came}"):
+    with pytest.raises(ConfigError, match=rf"numbers that broadcast to positions, \(2, 7\); got {came}"):
         rotary(vectors, positions, text_len=text_len)
 
 

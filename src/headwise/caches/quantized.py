@@ -1,4 +1,4 @@
-"""QuantizedCache: keys and values as whole numbers of 8 or 4 bits, with a scale for each token and head."""
+"""QuantizedCache: keys and values as whole numbers of 8 or 4 bits, with two scales for each token and head."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -6,11 +6,12 @@ from typing import Literal
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
+from torch.nn import functional
 
 from headwise.caches.base import CacheView, Held, KVCache, Lengths
 from headwise.errors import ConfigError
 
-SCALE_DTYPE = torch.float16  # behind the codes of each token and head
+SCALE_DTYPE = torch.float16  # of two scales behind the codes of each token and head
 LEAST_SCALE = 2.0**-24  # above 0 in float16
 LARGEST = {8: 127, 4: 7}  # code, by bits
 
@@ -18,9 +19,9 @@ LARGEST = {8: 127, 4: 7}  # code, by bits
 class QuantizedCache(KVCache):
     """Holds the codes of keys and values in another cache, and shows what they stand for.
 
-    `x ~ scale * code`, with `scale = max |x| / L` over the numbers of one token and head, in float16, and
-    `code = round(x / scale)` from -L to L, where L = 127 for 8 bits and 7 for 4. Attention over the cache is attention
-    over the keys and values that it shows, which are made anew for each call in the dtype that came in.
+    `x ~ scale * code`, with `scale = max |x| / L` over either half of the numbers of one token and head, in float16,
+    and `code = round(x / scale)` from -L to L, where L = 127 for 8 bits and 7 for 4. Attention over the cache is
+    attention over the keys and values that it shows, which are made anew for each call in the dtype that came in.
 
     Args:
         cache: what holds the codes, empty; its kind says what is kept.
@@ -148,13 +149,16 @@ class QuantizedCache(KVCache):
 
 
 def encode(numbers: Float[Tensor, "*shape width"], bits: int) -> UInt8[Tensor, "*shape num_bytes"]:
-    """Return the codes of the last dimension's numbers, and behind them the bytes of their scale."""
-    if numbers.shape[-1] == 0:  # a cache of joined keys and values has none in the second place
+    """Return the codes of the last dimension's numbers, and behind them the bytes of their two scales."""
+    width = numbers.shape[-1]
+    if width == 0:  # a cache of joined keys and values has none in the second place
         return numbers.to(torch.uint8)
-    wide, largest = numbers.float(), LARGEST[bits]
-    scale = (wide.abs().amax(-1, keepdim=True) / largest).to(SCALE_DTYPE)
+    half, largest = -(-width // 2), LARGEST[bits]
+    halves = functional.pad(numbers.float(), (0, 2 * half - width)).reshape(*numbers.shape[:-1], 2, half)
+    scale = (halves.abs().amax(-1) / largest).to(SCALE_DTYPE)
     # Where float16 has rounded the scale down, the largest number would be beyond the largest code.
-    code = (wide / scale.float().clamp(min=LEAST_SCALE)).round().clamp(-largest, largest)
+    code = (halves / scale.float().clamp(min=LEAST_SCALE).unsqueeze(-1)).round().clamp(-largest, largest)
+    code = code.flatten(-2)[..., :width]
     if bits == 8:
         packed = code.to(torch.int8).view(torch.uint8)
     else:
@@ -167,11 +171,14 @@ def decode(codes: UInt8[Tensor, "*shape num_bytes"], bits: int, dtype: torch.dty
     """Return the numbers that codes stand for."""
     if codes.shape[-1] == 0:
         return codes.to(dtype)
-    num_scale_bytes = SCALE_DTYPE.itemsize
+    num_scale_bytes = 2 * SCALE_DTYPE.itemsize
     packed = codes[..., :-num_scale_bytes]
-    scale = codes[..., -num_scale_bytes:].clone(memory_format=torch.contiguous_format).view(SCALE_DTYPE)
+    scale = codes[..., -num_scale_bytes:].clone(memory_format=torch.contiguous_format).view(SCALE_DTYPE).float()
     if bits == 8:
         code = packed.view(torch.int8).float()
     else:
         code = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2).float() - 8
-    return (code * scale.float()).to(dtype)
+    half = -(-code.shape[-1] // 2)
+    code[..., :half] *= scale[..., :1]
+    code[..., half:] *= scale[..., 1:]
+    return code.to(dtype)

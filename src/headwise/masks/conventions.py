@@ -6,7 +6,7 @@ it) drop a pair. A query that may then read no key gets 0 here; there, something
 Every other float is a bias, kept to the bit and with its gradient, however low: ALiBi too adds -10,000 somewhere.
 
 What a float tensor holds decides whether there is a bias, so it is looked at; on a GPU that waits for the device. In a
-compiled graph, where nobody can look, it is taken as both a mask and a bias.
+compiled graph or a transform of `torch.func`, where nobody can look, it is taken as both a mask and a bias.
 """
 
 from typing import NamedTuple
@@ -53,8 +53,8 @@ def mask_from_torch(
 
     Raises:
         ConfigError: a mask of another dtype (ones and zeros: `Explicit.from_keep_mask`) or shape, NaN or infinity, a
-            float mask of ones and zeros alone, or a causal call with another number of queries than keys. In a compiled
-            graph values are not checked.
+            float mask of ones and zeros alone that is not learned, or a causal call with another number of queries than
+            keys. In a compiled graph values are not checked.
 
     Example:
         >>> mask, bias = headwise.mask_from_torch(key_padding_mask=is_padding, is_causal=True)
@@ -75,7 +75,8 @@ def mask_from_torch(
                 "is_causal needs as many queries as keys (torch aligns them at the first key, headwise at the last "
                 f"one); got an attn_mask of {query_len} queries and {key_len} keys: say all in the attn_mask instead"
             )
-        parts.append(_convert("attn_mask", _by_head(attn_mask, num_heads), true_drops=True))
+        if not (is_causal and _is_causal_table(attn_mask)):
+            parts.append(_convert("attn_mask", _by_head(attn_mask, num_heads), true_drops=True))
     if is_causal:
         parts.append(Converted(Causal(), None))
     return _join(parts)
@@ -93,7 +94,8 @@ def mask_from_huggingface(attention_mask: Tensor | None, *, is_causal: bool = Fa
     Raises:
         ConfigError: another number of dimensions, another number than 0 and 1 in a mask of two (documents that are
             numbered: `Documents.from_segment_ids`), whole numbers in one of four (`Explicit.from_keep_mask`), NaN or
-            infinity, or floats that are ones and zeros alone. In a compiled graph values are not checked.
+            infinity, or floats that are ones and zeros alone and not learned. In a compiled graph values are not
+            checked.
 
     Example:
         >>> mask, bias = headwise.mask_from_huggingface(tokens["attention_mask"], is_causal=True)
@@ -150,7 +152,7 @@ def _convert(name: str, mask: Tensor, *, true_drops: bool) -> Converted:
         return Converted(Explicit(~dropped), torch.where(dropped, 0, mask))
     if bool((values.isnan() | (values == float("inf"))).any()):
         raise ConfigError(f"{name} must hold numbers, or -inf to drop a pair; got NaN or infinity")
-    if bool(((values == 0) | (values == 1)).all()) and bool((values == 1).any()):
+    if not mask.requires_grad and bool(((values == 0) | (values == 1)).all()) and bool((values == 1).any()):
         raise ConfigError(
             f"{name} of floats is added to the scores, so ones and zeros alone are no mask; got nothing else "
             "(where 1 = keep, give Explicit.from_keep_mask(mask.bool()))"
@@ -161,8 +163,22 @@ def _convert(name: str, mask: Tensor, *, true_drops: bool) -> Converted:
 
 
 def _may_read(tensor: Tensor) -> bool:
-    """Whether the tensor has values to look at: it is not fake nor meta, and no graph is compiled."""
-    return not torch.compiler.is_compiling() and type(tensor) is Tensor and tensor.device.type != "meta"
+    """Whether the tensor has values to look at: not fake, nor meta, nor in a graph or a transform of `torch.func`."""
+    if torch.compiler.is_compiling() or type(tensor) is not Tensor or tensor.device.type == "meta":
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def _is_causal_table(attn_mask: Tensor) -> bool:
+    """Whether a mask drops the later keys and does nothing else, so that `Causal` says it all, and faster.
+
+    Only where to look costs nothing that is not paid anyway: bools on a GPU are converted without waiting for it.
+    """
+    if attn_mask.ndim != 2 or attn_mask.requires_grad or not _may_read(attn_mask):
+        return False
+    if attn_mask.dtype == torch.bool and attn_mask.device.type == "cpu":
+        return torch.equal(attn_mask, torch.ones_like(attn_mask).triu_(1))
+    return attn_mask.is_floating_point() and torch.equal(attn_mask, torch.full_like(attn_mask, -float("inf")).triu_(1))
 
 
 def _join(parts: list[Converted]) -> Converted:

@@ -106,7 +106,8 @@ class C3TR(nn.Module):
             feature_map: (batch, in_channels, height, width).
 
         Raises:
-            ConfigError: another number of channels, a map without a place, another dtype or device than the weights'.
+            ConfigError: another number of channels, a map without a place, another dtype or device than the weights',
+                one place in all in training, over which nothing can be normed.
         """
         check_map("feature_map", feature_map, "in_channels", self.config.in_channels)
         if 0 in feature_map.shape[2:]:
@@ -119,6 +120,13 @@ class C3TR(nn.Module):
             output: Tensor = self.cv3(torch.cat((attended, self.cv2(feature_map)), dim=1))
         except RuntimeError:
             explain_refusal(self, feature_map=feature_map)
+            raise
+        except ValueError:
+            if feature_map[:, 0].numel() == 1:
+                raise ConfigError(
+                    "feature_map must have more than 1 place over the whole batch in training, since batch norms norm "
+                    f"over them; got shape {tuple(feature_map.shape)} (eval() norms by what was remembered)"
+                ) from None
             raise
         return output
 

@@ -76,12 +76,13 @@ class Classifier(nn.Module):
 
 
 def _mean(hidden: Tensor, lengths: Tensor | None) -> Tensor:
-    """Return the mean state of each text's real tokens."""
+    """Return the mean state of each text's real tokens, in the dtype that came."""
+    dtype = torch.promote_types(hidden.dtype, torch.float32)  # float16 ends at 65504, which the sum of a text may pass
     if lengths is None:
-        return hidden.sum(1) / max(hidden.shape[1], 1)
+        return (hidden.sum(1, dtype=dtype) / max(hidden.shape[1], 1)).to(hidden.dtype)
     is_real = torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None]
-    total = hidden.masked_fill(~is_real.unsqueeze(-1), 0.0).sum(1)
-    return total / is_real.sum(1, keepdim=True).clamp(min=1)
+    total = hidden.masked_fill(~is_real.unsqueeze(-1), 0.0).sum(1, dtype=dtype)
+    return (total / is_real.sum(1, keepdim=True).clamp(min=1)).to(hidden.dtype)
 
 
 def _require_head(config: ModelConfig) -> OutputHead:

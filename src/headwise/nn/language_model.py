@@ -12,10 +12,13 @@ from headwise.config.checks import require_instance
 from headwise.config.head import OutputHead
 from headwise.config.model import ModelConfig
 from headwise.errors import ConfigError, UnsupportedError
-from headwise.masks.patterns import Mask
+from headwise.masks.combined import And, Or
+from headwise.masks.distances import INFINITY, Distances
+from headwise.masks.patterns import Mask, require_mask
 from headwise.nn.checks import explain_ids, require_ids
 from headwise.nn.transformer import INITIAL_DEVIATION, Transformer
 
+FEW_TOKENS = 32  # among them a mask that lets tokens read later ones shows it: global tokens, prefixes, blocks
 IGNORED = -100  # a label that counts for nothing, as in torch's cross-entropy
 
 
@@ -49,6 +52,8 @@ class LanguageModel(nn.Module):
         self.config = config
         self.head = _require_head(config)
         self.body = Transformer(config, checkpoint=checkpoint, impl=impl)
+        reading = (index for index, block in enumerate(config.blocks) if _reads_later_keys(block.attention.mask))
+        self._layer_that_reads_later = next(reading, None)
         self.projection: nn.Linear | None = None
         if not self.head.tied:
             self.projection = nn.Linear(config.embed_dim, self.head.num_outputs, bias=self.head.bias)
@@ -96,15 +101,18 @@ class LanguageModel(nn.Module):
 
         Args:
             ids, mask, positions: as of `Transformer`.
-            labels: (batch, seq_len) the tokens to foretell, each at its own place, as `ids`; -100 counts for nothing
-                (padding, another document's first token). Default: `ids`. Where none counts the mean is NaN, as of
-                torch's cross-entropy.
+            labels: (batch, seq_len) the tokens to foretell, each at its own place, as `ids`, and each from the state of
+                the place before; -100 counts for nothing (padding, another document's first token). Default: `ids`.
+                Where none counts the mean is NaN, as of torch's cross-entropy.
 
         Raises:
             ConfigError: as `Transformer`; texts of less than two tokens, in which nothing is foretold; labels that are
-                not like `ids`, or none of the vocabulary's, wherever numbers can be looked at.
+                not like `ids`, or none that the head has a score of, wherever numbers can be looked at; no labels where
+                a token may read later ones, and so the one that it shall foretell.
         """
-        labels = ids if labels is None else labels
+        if labels is None:
+            self._require_causal(mask, "; or give labels, of tokens that ids hide")
+            labels = ids
         require_ids("ids", ids)
         require_ids("labels", labels)
         if ids.shape[1] < 2:
@@ -121,7 +129,7 @@ class LanguageModel(nn.Module):
         try:
             return functional.cross_entropy(logits.flatten(0, 1).float(), targets, ignore_index=IGNORED)
         except IndexError:
-            explain_ids("labels", targets[targets != IGNORED], self.config.vocab_size)
+            explain_ids("labels", targets[targets != IGNORED], "num_outputs", self.head.num_outputs)
             raise
 
     @torch.no_grad()
@@ -138,9 +146,47 @@ class LanguageModel(nn.Module):
 
         Args:
             ids, mask, positions: as of `Transformer`.
+
+        Raises:
+            ConfigError: as `Transformer`; a token that the head has no score of, wherever numbers can be looked at; a
+                token may read later ones, and so the one that it shall foretell.
         """
+        self._require_causal(mask)
         log_probs = self(ids, mask=mask, positions=positions)[:, :-1].float().log_softmax(-1)
-        return torch.gather(log_probs, -1, ids[:, 1:].long().unsqueeze(-1)).squeeze(-1)
+        targets = ids[:, 1:].long()
+        try:
+            return torch.gather(log_probs, -1, targets.unsqueeze(-1)).squeeze(-1)
+        except RuntimeError:
+            explain_ids("ids", targets, "num_outputs", self.head.num_outputs)
+            raise
+
+    def _require_causal(self, mask: Mask | None, way_out: str = "") -> None:
+        """Raise ConfigError if, by the layers' masks and the call's, a token may read later ones."""
+        index = self._layer_that_reads_later
+        if index is None:
+            return
+        if mask is not None:
+            require_mask(mask)
+            if not _reads_later_keys(mask):
+                return
+        raise ConfigError(
+            "no token may read later ones, where each is foretold from those before it; layer "
+            f"{index} has the mask {self.config.blocks[index].attention.mask!r}: build layers with mask=Causal(), or "
+            f"give it to the call{way_out}"
+        )
+
+
+def _reads_later_keys(mask: Mask) -> bool:
+    """Tell whether some query may read a later key; of tensors in masks, which are not looked at, it is assumed."""
+    distances = mask.distances()
+    if distances is not None:
+        return bool((distances & Distances(((-INFINITY, 0),))).intervals)
+    if isinstance(mask, Or):
+        return _reads_later_keys(mask.left) or _reads_later_keys(mask.right)
+    if isinstance(mask, And) and not (_reads_later_keys(mask.left) and _reads_later_keys(mask.right)):
+        return False
+    pairs = [(query, key) for key in range(FEW_TOKENS) for query in range(key)]
+    return not mask.is_structural or any(mask.allows(0, 0, query, key) for query, key in pairs)
 
 
 def _require_head(config: ModelConfig) -> OutputHead:

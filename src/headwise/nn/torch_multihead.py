@@ -26,9 +26,17 @@ class TorchMultiheadAttention(nn.MultiheadAttention):
     - A query that may read no key attends to nothing: its weights are 0 and its output is the bias of `out_proj`, in
       training, in evaluation, with or without weights asked for. torch gives NaN or that bias, by the mode.
     - `is_causal` and the masks all hold, so that a wrong hint hides no mask, and it needs no `attn_mask` beside it.
+      Where there are not as many queries as keys, "causal" could mean two things, and the `attn_mask` holds alone.
+    - Every query sees the keys that `add_bias_kv` and `add_zero_attn` add. In torch none does in a causal call with
+      `need_weights=False`.
+    - The lowest number of a dtype in a mask drops a key as -inf does. A text with nothing else gets weights of 0; in
+      torch each key the same.
     - The weights that are returned are those before dropout, so that they sum to 1.
     - torch's `nn.TransformerEncoderLayer` calls the module in every mode: its fused path for evaluation, which reads
-      the parameters and passes the module by, is not taken.
+      the parameters and passes the module by, is not taken. An `nn.TransformerEncoder` that was made with torch's own
+      attention inside, replaced since, still makes nested tensors: set its `use_nested_tensor` to False.
+    - `torch.jit.script` cannot read it, and `torch.fx` looks into it, as into any module that is not torch's own,
+      unless its tracer says that it is a leaf. `torch.compile`, `torch.export` and `torch.jit.trace` take it.
 
     In new code `headwise.MultiHeadAttention` is the better layer: it returns one thing, and its masks are objects.
 
@@ -123,7 +131,8 @@ class TorchMultiheadAttention(nn.MultiheadAttention):
             attn_mask: (query_len, key_len) or (batch * num_heads, query_len, key_len) bools, True = drop the pair, or
                 floats to add to its score.
             average_attn_weights: True: the mean of the heads' weights is returned; False: those of each head.
-            is_causal: whether no query sees a later key; the masks hold as well.
+            is_causal: whether no query sees a later key; the masks hold as well. With another number of queries than
+                of keys it says nothing that `attn_mask`, which must then be given, does not.
 
         Returns:
             The output (batch, query_len, embed_dim), and the weights before dropout, (batch, query_len, keys) or
@@ -131,8 +140,8 @@ class TorchMultiheadAttention(nn.MultiheadAttention):
 
         Raises:
             ConfigError: a width, batch size, length or mask that does not fit, another dtype or device than the
-                weights', a causal call with another number of queries than keys, a mask that `headwise.mask_from_torch`
-                refuses.
+                weights', a causal call of another number of queries than keys without an `attn_mask`, a mask that
+                `headwise.mask_from_torch` refuses.
             UnsupportedError: nested or sparse tensors.
         """
         self._check(query, key, value, key_padding_mask, attn_mask, is_causal)
@@ -148,6 +157,7 @@ class TorchMultiheadAttention(nn.MultiheadAttention):
             tokens = tuple(each.transpose(0, 1) for each in tokens)
         q, k, v = self._split_and_extend(*tokens)
 
+        is_causal = is_causal and tokens[0].shape[1] == tokens[1].shape[1]
         mask, bias = self._read_masks(key_padding_mask, attn_mask, is_causal, tokens, num_keys=k.shape[2])
         result = attention(
             q,
@@ -250,10 +260,10 @@ class TorchMultiheadAttention(nn.MultiheadAttention):
                 raise ConfigError(f"{name} must have the batch size of the query, {batch_size}; got {got}")
         if value.shape[length_at] != key_len:
             raise ConfigError(f"value must be as long as key, {key_len}; got {value.shape[length_at]}")
-        if is_causal and query_len != key_len:
+        if is_causal and query_len != key_len and attn_mask is None:
             raise ConfigError(
-                "is_causal needs as many queries as keys (torch aligns them at the first key, headwise at the last "
-                f"one); got {query_len} and {key_len}: say it in the attn_mask instead"
+                "is_causal needs as many queries as keys, or an attn_mask that says what it means (torch aligns them "
+                f"at the first key, headwise at the last one); got {query_len} and {key_len}, and no attn_mask"
             )
         paddings = [(batch_size, key_len)] if is_batched else [(key_len,)]
         pairs = [(query_len, key_len), (batch_size * self.num_heads, query_len, key_len)]

@@ -17,7 +17,7 @@ from headwise.config.model import ModelConfig
 from headwise.errors import ConfigError, UnsupportedError
 from headwise.masks.patterns import Mask, SlidingWindow
 from headwise.nn.block import Block
-from headwise.nn.checks import explain_device, explain_ids, require_ids
+from headwise.nn.checks import explain_device, explain_ids, require_ids, require_numbers
 from headwise.positions.absolute import LearnedPositions
 from headwise.positions.checks import require_positions
 
@@ -147,11 +147,12 @@ class Transformer(nn.Module):
 
     def _look_up(self, ids: Tensor) -> Tensor:
         """Return the vector of each token."""
+        require_numbers("ids", ids, self.token_table.weight)
         ids = ids.long()  # torch's table reads no narrower dtype than int32
         try:
             vectors: Tensor = self.token_table(ids)
         except IndexError:
-            explain_ids("ids", ids, self.config.vocab_size)
+            explain_ids("ids", ids, "vocab_size", self.config.vocab_size)
             raise
         except RuntimeError:
             explain_device("ids", ids, self.token_table.weight)

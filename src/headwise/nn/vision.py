@@ -127,15 +127,16 @@ class TransformerStage(nn.Module):
         super().__init__()
         require_size("num_layers", num_layers, maximum=MAX_LAYERS)
         self.blocks = nn.ModuleList(Block(block, impl=impl) for _ in range(num_layers))
-        self.final_norm = nn.LayerNorm(block.attention.embed_dim, eps=block.norm_eps)
+        self.embed_dim = block.attention.embed_dim
+        self.final_norm = nn.LayerNorm(self.embed_dim, eps=block.norm_eps)
 
     def forward(
         self, feature_map: Float[Tensor, "batch embed_dim height width"]
     ) -> Float[Tensor, "batch embed_dim height width"]:
         """Let the places of each map look at each other."""
-        _, embed_dim, height, width = feature_map.shape
+        height, width = feature_map.shape[2:]
         tokens = to_tokens(feature_map)
-        tokens = tokens + grid_sinusoids(height, width, embed_dim, dtype=tokens.dtype, device=tokens.device)
+        tokens = tokens + grid_sinusoids(height, width, self.embed_dim, dtype=tokens.dtype, device=tokens.device)
         for block in self.blocks:
             tokens = block(tokens)
         return to_map(self.final_norm(tokens), height, width)

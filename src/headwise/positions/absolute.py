@@ -166,5 +166,7 @@ class LearnedPositions(nn.Module):
 
 
 def _has_numbers(positions: Tensor) -> bool:
+    """Tell whether there are numbers to look at: none in a trace, a compiled graph or a transform of `torch.func`."""
     is_plain = not isinstance(positions, FakeTensor) and positions.device.type != "meta"
-    return is_plain and not torch.compiler.is_compiling()
+    is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor(positions)
+    return is_plain and not is_wrapped and not torch.compiler.is_compiling()

@@ -67,7 +67,8 @@ class RotaryPositions(nn.Module):
             vectors: queries or keys, per head.
             positions: position of each token, the same for all texts or one row per text.
             text_len: length of the text of each token, read by rules whose frequencies depend on it
-                (`config.reads_length`): one number, or whole numbers that broadcast to `positions`. Default: the
+                (`config.reads_length`), and by no other: one number, or whole numbers that broadcast to `positions`,
+                so (batch, 1) for one a row and (batch, seq_len) for one a token. Default: the
                 largest position of each row, plus 1. Give it where that is not the text's length: to a stream of
                 tokens with a cache, whose keys must all be turned by the same frequencies, and to rows that hold
                 several texts.
@@ -82,6 +83,8 @@ class RotaryPositions(nn.Module):
         require_heads(vectors, self.head_dim)
         batch_size, _, seq_len, _ = vectors.shape
         require_positions(positions, vectors, batch_size=batch_size, seq_len=seq_len)
+        if text_len is not None:
+            _require_lengths(text_len, positions)
         cos, sin = self._tables(positions, text_len)
         return rotate(vectors, cos.unsqueeze(-3), sin.unsqueeze(-3), self.config.pairing)
 
@@ -111,23 +114,14 @@ class RotaryPositions(nn.Module):
 
     def _lengths(
         self, positions: Int[Tensor, "*batch seq_len"], text_len: int | Int[Tensor, "..."] | None
-    ) -> Int[Tensor, "*batch seq_len_or_one"]:
-        """Return the length of the text of each token, or of each row."""
+    ) -> Int[Tensor, "..."]:
+        """Return the length of the text of each token, with axes that broadcast to those of positions."""
         if text_len is None:
             if not positions.shape[-1]:
                 return positions
             return positions.long().amax(-1, keepdim=True) + 1
         if not isinstance(text_len, Tensor):
-            require_size("text_len", text_len)
             return torch.full_like(positions[..., :1], text_len, dtype=torch.int64)
-        fits = text_len.dim() == positions.dim() and all(
-            mine in (1, theirs) for mine, theirs in zip(text_len.shape, positions.shape, strict=True)
-        )
-        if not fits or not is_whole(text_len):
-            raise ConfigError(
-                f"text_len must be a whole number, or whole numbers with 1 or the size of positions, "
-                f"{tuple(positions.shape)}, along each axis; got {described(text_len)}"
-            )
         return text_len.to(positions.device)
 
     def extra_repr(self) -> str:
@@ -136,6 +130,20 @@ class RotaryPositions(nn.Module):
         parts += [f"scaling={self.config.scaling}"] if self.config.scaling is not None else []
         parts += [f"rotary_dim={self.rotary_dim}"] if self.rotary_dim != self.head_dim else []
         return ", ".join(parts)
+
+
+def _require_lengths(text_len: object, positions: Tensor) -> None:
+    """Raise ConfigError unless `text_len` is a size, or whole numbers that broadcast to positions."""
+    if not isinstance(text_len, Tensor):
+        require_size("text_len", text_len)
+        return
+    sizes = zip(reversed(text_len.shape), reversed(positions.shape), strict=False)  # axes are compared from the last on
+    fits = text_len.dim() <= positions.dim() and all(mine in (1, theirs) for mine, theirs in sizes)
+    if not fits or not is_whole(text_len):
+        raise ConfigError(
+            "text_len must be a whole number, or whole numbers that broadcast to positions, "
+            f"{tuple(positions.shape)}; got {described(text_len)}"
+        )
 
 
 def _may_be_shared(positions: Tensor) -> bool:
