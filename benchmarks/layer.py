@@ -55,10 +55,11 @@ def main() -> None:
     rows = [measure(case, options.repeats, limits.flops_per_second) for case in asked]
     rows += [row for row in memory_rows(min(most, 2048)) if options.only in row["case"]]
     machine = {**describe_machine(), "gflops_per_second": round(limits.flops_per_second / 1e9, 1)}
+    setting = {"width": WIDTH, "heads": NUM_HEADS, "batch": 1, "dtype": "float32", "repeats": options.repeats}
     if options.json:
-        print(json.dumps({"machine": machine, "rows": rows}))
+        print(json.dumps({"machine": machine, "setting": setting, "rows": rows}))
         return
-    print(machine)
+    print(machine, setting)
     for row in rows:
         print(f"{row['case']}, L = {row['seq']:,}")
         for name, seconds in row.get("seconds", {}).items():

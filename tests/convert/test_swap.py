@@ -606,3 +606,9 @@ def test_an_error_of_our_attention_is_told_as_such(monkeypatch):
     text = r"TorchMultiheadAttention must run with our attention .*as it did before; got RuntimeError: no room"
     with pytest.raises(UnsupportedError, match=text):
         swap(encoder())
+
+
+def test_a_model_without_attention_is_refused_though_it_is_of_transformers():
+    config = transformers.MambaConfig(hidden_size=8, num_hidden_layers=1, vocab_size=11, state_size=4)
+    with pytest.raises(UnsupportedError, match="got MambaForCausalLM without any"):
+        swap(transformers.MambaForCausalLM(config).eval())

@@ -333,3 +333,10 @@ def test_a_merged_projection_is_frozen_where_both_are():
         UnsupportedError, match="q must be a plain Linear to convert a PlainTransformerLayer; got a Seq"
     ):
         merge_projections(layer)
+
+
+def test_norms_have_the_epsilon_that_yolov5_gives_its_models():
+    """A checkpoint does not hold it: 1e-3, where torch's own default is 1e-5 (ultralytics/yolov5 issue 3766)."""
+    from headwise.convert import yolov5
+
+    assert yolov5.NORM_EPS == 1e-3

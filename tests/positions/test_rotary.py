@@ -2,12 +2,14 @@
 
 import cmath
 
+import numpy as np
 import pytest
 import torch
 
 from headwise.config.attention import Rotary
 from headwise.config.scaling import LinearScaling
 from headwise.errors import ConfigError
+from headwise.positions import rotary as rotary_module
 from headwise.positions.rotary import RotaryPositions, rotary_tables
 from headwise.positions.scaling import rotary_frequencies
 
@@ -183,3 +185,39 @@ def test_it_turns_as_llama_does_with_half_pairs():
     # Their angles are float32, off by up to 3.8e-6 near 57; a pair of length below 5 then ends up to 1.9e-5 elsewhere.
     theirs = modeling.apply_rotary_pos_emb(q, k, *tables)
     torch.testing.assert_close((rotary(q, positions), rotary(k, positions)), theirs, rtol=0, atol=2e-5)
+
+
+@torch.no_grad()
+def test_positions_that_change_between_calls_are_read_anew():
+    """Also where torch does not see the change: a buffer of numpy's, say, or a graph that is replayed."""
+    buffer = np.arange(1)
+    positions = torch.from_numpy(buffer)
+    rotary, vectors = RotaryPositions(Rotary(), HEAD_DIM), torch.randn(1, 1, 1, HEAD_DIM)
+    turned = []
+    for place in (3, 7):
+        buffer[0] = place
+        turned.append(rotary(vectors, positions))
+        assert torch.equal(turned[-1], rotary(vectors, torch.tensor([place])))
+    assert not torch.equal(*turned)
+
+
+@torch.no_grad()
+def test_layers_share_the_angles_of_the_same_positions_alone(monkeypatch):
+    made = []
+    make = rotary_module.rotary_tables
+    monkeypatch.setattr(rotary_module, "rotary_tables", lambda *args: made.append(1) or make(*args))
+    vectors, positions = torch.randn(1, 1, 3, HEAD_DIM), torch.arange(3)
+    modules = [RotaryPositions(Rotary(), HEAD_DIM) for _ in range(2)]
+    other = RotaryPositions(Rotary(theta=7.0), HEAD_DIM)
+    expected = [module(vectors, positions) for module in (*modules, other)]
+    made.clear()
+    with rotary_module.shared_tables():
+        found = [module(vectors, positions) for module in (*modules, other)]
+        assert len(made) == 2
+        assert torch.equal(modules[0](vectors, positions + 1), modules[0](vectors, torch.arange(1, 4)))
+        assert len(made) == 4
+    for one, same in zip(found, expected, strict=True):
+        assert torch.equal(one, same)
+    made.clear()
+    modules[0](vectors, positions)
+    assert len(made) == 1

@@ -12,7 +12,9 @@ from headwise.collector import without_collections
 
 @without_collections()  # a short run, that makes no garbage
 def fit(
-    model: Annotated[str, typer.Argument(help="preset, config.json, checkpoint folder, .gguf, package.module:name")],
+    model: Annotated[
+        str, typer.Argument(help="preset, config.json, checkpoint folder, .gguf, package.module:name or file.py:name")
+    ],
     batch: Annotated[int, typer.Option(help="texts in one pass on one device")] = 1,
     seq: Annotated[int | None, typer.Option(help="tokens per text [default: 512, or the model's positions]")] = None,
     image: Annotated[int | None, typer.Option(help="pixels of an image's side, for a PatchEncoder or a C3TR")] = None,

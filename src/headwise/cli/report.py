@@ -12,7 +12,7 @@ def report(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="preset, config.json, checkpoint folder, .gguf, or package.module:name "
+            help="preset, config.json, checkpoint folder, .gguf, or package.module:name or file.py:name "
             "[default: a small real BERT checkpoint]"
         ),
     ] = None,

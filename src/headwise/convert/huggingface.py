@@ -92,7 +92,8 @@ def to_huggingface(layer: MultiHeadAttention, attention: nn.Module, *, table_fro
 
 def _family_of(attention: nn.Module) -> str:
     """Return the `model_type` of a layer's model, if it is one that is converted."""
-    family = getattr(_first(attention, "config"), "model_type", None)
+    config = _first(attention, "config") if isinstance(attention, nn.Module) else None
+    family = getattr(config, "model_type", None)
     if family not in LAYOUTS:
         raise UnsupportedError(
             f"an attention layer must be of one of {', '.join(LAYOUTS)} to be converted; "

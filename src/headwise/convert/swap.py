@@ -61,10 +61,7 @@ def swap(model: Model, inputs: Inputs | None = None) -> Model:
     _require_no_subclass(model)
     if not (ours or of_torch or of_transformers):
         _require_all_known(model, set(), set())
-        raise UnsupportedError(
-            "model must have attention of torch's or be one of Hugging Face's to be swapped; "
-            f"got {type(model).__name__} without any"
-        )
+        raise _has_none(model)
     with probing(model), ExitStack() as kept, ExitStack() as undo:
         is_made = bool(of_transformers) and inputs is None
         inputs = make_inputs(model) if is_made else inputs
@@ -89,6 +86,8 @@ def swap(model: Model, inputs: Inputs | None = None) -> Model:
             served.reset(token)
         not_called = set(model.modules()) - called if inputs is not None else set()
         _require_all_known(model, {*ours, *of_torch, *through_interface}, not_called)
+        if not (ours or of_torch or through_interface):
+            raise _has_none(model)
         if before is not None and after is not None:
             require_equal(type(model).__name__, after, before)
         undo.pop_all()
@@ -98,6 +97,13 @@ def swap(model: Model, inputs: Inputs | None = None) -> Model:
         if isinstance(encoder, nn.TransformerEncoder) and of_torch:
             encoder.use_nested_tensor = False
     return model
+
+
+def _has_none(model: nn.Module) -> UnsupportedError:
+    return UnsupportedError(
+        "model must have attention of torch's or be one of Hugging Face's to be swapped; "
+        f"got {type(model).__name__} without any"
+    )
 
 
 def _require_in_memory(model: object) -> None:

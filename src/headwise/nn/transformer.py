@@ -1,6 +1,7 @@
 """Transformer: token ids -> hidden states, by a table of tokens, blocks, and a last norm, as a ModelConfig says."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Literal
 
 import torch
@@ -20,6 +21,7 @@ from headwise.nn.block import Block
 from headwise.nn.checks import explain_device, explain_ids, require_ids, require_numbers
 from headwise.positions.absolute import LearnedPositions
 from headwise.positions.checks import require_positions
+from headwise.positions.rotary import shared_tables
 
 # What a model on paper may have and this module has not, each with the value that means: none.
 _NOT_BUILT_HERE = {"num_token_types": 0, "embedding_norm": False, "pooler": False, "encoder": None, "patches": None}
@@ -109,11 +111,13 @@ class Transformer(nn.Module):
                 "positions are read by a table or by attentions that have some, and this model has none; leave them out"
             )
         x = self.dropout(x)
-        for block, position, layer_cache in zip(self.blocks, self._kinds_of_position, caches, strict=True):
-            # By default positions are indices; made here, they are the same for all layers, with their angles.
-            own_positions = places if isinstance(position, Rotary) else positions
-            own_positions = None if position is None else own_positions
-            x = block(x, mask=mask, positions=own_positions, cache=layer_cache, real_tokens=real_tokens)
+        is_shared = cache is not None and not torch.compiler.is_compiling()
+        with shared_tables() if is_shared else nullcontext():
+            for block, position, layer_cache in zip(self.blocks, self._kinds_of_position, caches, strict=True):
+                # By default positions are indices; made here, they are the same for all layers, with their angles.
+                own_positions = places if isinstance(position, Rotary) else positions
+                own_positions = None if position is None else own_positions
+                x = block(x, mask=mask, positions=own_positions, cache=layer_cache, real_tokens=real_tokens)
         hidden: Tensor = x if self.norm is None else self.norm(x)
         return hidden
 

@@ -1,11 +1,14 @@
 """Rotary positions: turn queries and keys by angles that grow with the position."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from headwise.config.attention import Rotary
 from headwise.config.checks import require_instance, require_size
@@ -13,10 +16,22 @@ from headwise.errors import ConfigError
 from headwise.positions.checks import described, is_whole, require_heads, require_positions
 from headwise.positions.scaling import attention_factor, require_factor_per_pair, rotary_frequencies
 
-FEW_TOKENS = 8  # of a step of decoding
-_last_tables: ContextVar[tuple[Tensor, tuple[Any, ...], tuple[Tensor, Tensor]] | None] = ContextVar(
-    "_last_tables", default=None
-)
+Tables = tuple[Tensor, Tensor]
+_shared: ContextVar[dict[tuple[Any, ...], tuple[Tensor, Tables]] | None] = ContextVar("_shared", default=None)
+
+
+@contextmanager
+def shared_tables() -> Iterator[None]:
+    """Let layers that are called inside with the same tensor of positions share its cosines and sines.
+
+    A token that is decoded is turned by the same angles in each layer, and to compute them takes as long as to turn by
+    them. The positions must not change inside; nothing is kept afterwards.
+    """
+    token = _shared.set({})
+    try:
+        yield
+    finally:
+        _shared.reset(token)
 
 
 class RotaryPositions(nn.Module):
@@ -88,26 +103,19 @@ class RotaryPositions(nn.Module):
         cos, sin = self._tables(positions, text_len)
         return rotate(vectors, cos.unsqueeze(-3), sin.unsqueeze(-3), self.config.pairing)
 
-    def _tables(
-        self, positions: Int[Tensor, "*batch seq_len"], text_len: int | Int[Tensor, "..."] | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines; those of few tokens, without gradients, are shared by all layers of a model.
-
-        A token that is decoded is turned by the same angles in each layer, and to compute them takes as long as to turn
-        by them.
-        """
-        if text_len is not None or not _may_be_shared(positions):
+    def _tables(self, positions: Int[Tensor, "*batch seq_len"], text_len: int | Int[Tensor, "..."] | None) -> Tables:
+        """Return cosines and sines, those that another layer has made where layers share."""
+        shared = None if is_compiling() else _shared.get()
+        if shared is None or text_len is not None:
             return self._make_tables(positions, text_len)
-        of_what = (self.config, self.rotary_dim, positions._version)
-        last = _last_tables.get()
-        if last is None or last[0] is not positions or last[1] != of_what:
-            last = (positions, of_what, self._make_tables(positions, None))
-            _last_tables.set(last)
-        return last[2]
+        key = (self.config, self.rotary_dim, id(positions))
+        if key not in shared:
+            shared[key] = positions, self._make_tables(positions, None)  # which keeps the tensor, and so its id
+        return shared[key][1]
 
     def _make_tables(
         self, positions: Int[Tensor, "*batch seq_len"], text_len: int | Int[Tensor, "..."] | None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Tables:
         lengths = self._lengths(positions, text_len) if self.config.reads_length else positions
         frequencies = rotary_frequencies(self.config, self.rotary_dim, lengths)
         return rotary_tables(positions, frequencies, attention_factor(self.config))
@@ -144,13 +152,6 @@ def _require_lengths(text_len: object, positions: Tensor) -> None:
             "text_len must be a whole number, or whole numbers that broadcast to positions, "
             f"{tuple(positions.shape)}; got {described(text_len)}"
         )
-
-
-def _may_be_shared(positions: Tensor) -> bool:
-    """Tell whether cosines and sines of these positions may be kept for the next layer."""
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or type(positions) is not Tensor:
-        return False
-    return positions.numel() <= FEW_TOKENS and not positions.is_inference()  # those have no version
 
 
 def rotary_tables(
