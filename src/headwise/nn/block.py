@@ -18,6 +18,7 @@ from headwise.errors import UnsupportedError
 from headwise.masks.patterns import Mask
 from headwise.nn.checks import explain_refusal, require_tokens
 from headwise.nn.multihead import MultiHeadAttention
+from headwise.nn.projection import project
 
 # By the names of Hugging Face's configs; "gelu_new" and its relatives are GPT-2's approximation by tanh.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -65,10 +66,9 @@ class FeedForward(nn.Module):
     def forward(self, tokens: Float[Tensor, "batch seq_len embed_dim"]) -> Float[Tensor, "batch seq_len embed_dim"]:
         """Apply the network to every token by itself."""
         activation = ACTIVATIONS[self.config.activation]
-        hidden = self.up_proj(tokens)
-        hidden = activation(hidden) if self.gate_proj is None else activation(self.gate_proj(tokens)) * hidden
-        output: Tensor = self.down_proj(self.dropout(hidden))
-        return output
+        hidden = project(self.up_proj, tokens)
+        hidden = activation(hidden) if self.gate_proj is None else activation(project(self.gate_proj, tokens)) * hidden
+        return project(self.down_proj, self.dropout(hidden))
 
 
 class Block(nn.Module):

@@ -16,6 +16,7 @@ from headwise.masks.combined import And, Or
 from headwise.masks.distances import INFINITY, Distances
 from headwise.masks.patterns import Mask, require_mask
 from headwise.nn.checks import explain_ids, require_ids
+from headwise.nn.projection import multiply_thin
 from headwise.nn.transformer import INITIAL_DEVIATION, Transformer
 
 FEW_TOKENS = 32  # among them a mask that lets tokens read later ones shows it: global tokens, prefixes, blocks
@@ -85,7 +86,9 @@ class LanguageModel(nn.Module):
     def project(self, hidden: Float[Tensor, "*batch embed_dim"]) -> Float[Tensor, "*batch vocab_size"]:
         """Return the scores of the vocabulary for last hidden states."""
         weight = self.body.token_table.weight if self.projection is None else self.projection.weight
-        logits = functional.linear(hidden, weight, None if self.projection is None else self.projection.bias)
+        bias = None if self.projection is None else self.projection.bias
+        found = multiply_thin(hidden, weight, bias)
+        logits = functional.linear(hidden, weight, bias) if found is None else found
         cap = self.head.softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 

@@ -16,7 +16,7 @@ from headwise.errors import ConfigError, UnsupportedError
 from headwise.masks.patterns import Full, Mask
 from headwise.nn.cached import Remembered, check_cache, remember, remember_source
 from headwise.nn.checks import explain_refusal, require_tokens
-from headwise.nn.projection import FusedProjection, make_projection, merge_heads, split_heads
+from headwise.nn.projection import FusedProjection, make_projection, merge_heads, project, split_heads
 from headwise.ops.attention import attention
 from headwise.ops.obstacles import require_impl
 from headwise.ops.results import AttentionOutput
@@ -293,19 +293,19 @@ class MultiHeadAttention(nn.Module):
         else:
             result = attend(q, found.key, found.value)
         result = result._replace(output=merge_heads(result.output))  # lets go of the heads' own
-        return result._replace(output=self.out_proj(result.output))
+        return result._replace(output=project(self.out_proj, result.output))
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor, *, has_source: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values of each head; queries in place of those that a cache has: `has_source`."""
         config = self.config
         if has_source:
-            query = self.q_proj(query) if self.qkv_proj is None else self.qkv_proj.first(query)
+            query = project(self.q_proj, query) if self.qkv_proj is None else self.qkv_proj.first(query)
             heads = split_heads(query, config.num_heads)
             return heads, heads, heads
         if self.qkv_proj is not None:
             parts = self.qkv_proj(query, key, value)
         else:
-            parts = (self.q_proj(query), self.k_proj(key), self.v_proj(value))
+            parts = (project(self.q_proj, query), project(self.k_proj, key), project(self.v_proj, value))
         counts = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
         q, k, v = (split_heads(part, count) for part, count in zip(parts, counts, strict=True))
         return q, k, v
