@@ -1,4 +1,4 @@
-"""How fast and how lean is decoding? `python -m benchmarks.decode [--json] [--only NAME] [--quick]`.
+"""How fast and how lean is decoding? `python -m benchmarks.decode [--json] [--only NAME] [--repeats N]`.
 
 One token against keys of earlier ones, float32, without gradients: `headwise.attention` beside torch's call with
 `enable_gqa=True`, as a share of the rate at which this machine reads memory (a sum over as many numbers, the fastest of

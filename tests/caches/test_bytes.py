@@ -177,3 +177,13 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(kind):
 def test_caches_of_no_size_are_refused(make, text):
     with pytest.raises((ConfigError, TypeError), match=text):
         make()
+
+
+@pytest.mark.parametrize(
+    "kind", [lambda: RollingCache(9), lambda: PagedCache(4), lambda: QuantizedCache(PagedCache(4))]
+)
+def test_positions_are_refused_where_none_are_kept(kind):
+    with pytest.raises(UnsupportedError, match=r"positions must be left out of a .*Cache, which keeps none"):
+        kind().update(*heads(2), positions=torch.arange(2))
+    cache = QuantizedCache(GrowingCache())
+    assert cache.update(*heads(2), positions=torch.arange(2)).key_positions.tolist() == [[0, 1]] * BATCH

@@ -60,6 +60,8 @@ class KVCache(ABC):
     A cache serves generation: it keeps no graph, and refuses tensors that ask for gradients.
     """
 
+    keeps_positions = False  # whether positions of tokens can be kept, for a bias that reads them
+
     def __init__(self) -> None:
         self._lengths: tuple[int, ...] = ()
         self._like: tuple[Tensor, Tensor] | None = None  # keys and values without tokens: shape, dtype and device
@@ -142,7 +144,7 @@ class KVCache(ABC):
         Raises:
             ConfigError: tensors unlike those before, more tokens than the cache takes, positions with some updates
                 alone.
-            UnsupportedError: tensors that ask for gradients.
+            UnsupportedError: tensors that ask for gradients, positions for a cache that keeps none.
         """
         self._check_update(keys, values, real_tokens, positions)
         if self._like is None:
@@ -284,6 +286,11 @@ class KVCache(ABC):
             raise UnsupportedError(
                 "keys and values must not ask for gradients to be kept: a cache serves generation; call the model "
                 "under torch.no_grad(), or without a cache"
+            )
+        if positions is not None and not self.keeps_positions:
+            raise UnsupportedError(
+                f"positions must be left out of a {type(self).__name__}, which keeps none; got some: use a "
+                "GrowingCache, or positions that are the indices"
             )
         for name, given in (("real_tokens", real_tokens), ("positions", positions)):
             if given is not None and given.shape != (keys.shape[0], keys.shape[2]):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headwise.caches.base import CacheView, Held, KVCache, Lengths, index_of_slots, longest_of
 from headwise.config.checks import require_size
-from headwise.errors import ConfigError, UnsupportedError
+from headwise.errors import ConfigError
 
 GROWTH = 1 / 32  # blocks that a full pool without a bound gets, beyond those it needs: each call copies all, anyway
 MIN_BLOCKS = 8
@@ -100,11 +100,6 @@ class PagedCache(KVCache):
         real_tokens: Tensor | None,
         positions: Tensor | None,
     ) -> CacheView:
-        if positions is not None:
-            raise UnsupportedError(
-                "positions must be left out of a paged cache, which keeps none; got some: use a GrowingCache, or "
-                "positions that are the indices"
-            )
         batch, _, num_tokens, _ = keys.shape
         index = self.next_index(batch, num_tokens, real_tokens=real_tokens, device=keys.device).expand(batch, -1)
         self._make_writable(after)

@@ -44,6 +44,11 @@ class QuantizedCache(KVCache):
         super().__init__()
 
     @property
+    def keeps_positions(self) -> bool:  # type: ignore[override]
+        """As of the other cache."""
+        return self.cache.keeps_positions
+
+    @property
     def lengths(self) -> tuple[int, ...]:
         """Number of tokens that each row's stream has had."""
         return self.cache.lengths

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from headwise.caches.base import CacheView, Held, KVCache, Lengths, are_equal, longest_of, write_tokens
 from headwise.config.checks import require_size
-from headwise.errors import ConfigError, UnsupportedError
+from headwise.errors import ConfigError
 
 
 class RollingCache(KVCache):
@@ -65,11 +65,6 @@ class RollingCache(KVCache):
         real_tokens: Tensor | None,
         positions: Tensor | None,
     ) -> CacheView:
-        if positions is not None:
-            raise UnsupportedError(
-                "positions must be left out of a rolling cache, which keeps none; got some: use a GrowingCache, or "
-                "positions that are the indices"
-            )
         self._reserve(keys)
         assert self._keys is not None and self._values is not None
         num_tokens = keys.shape[2]

@@ -18,6 +18,8 @@ GROWTH = 1.5  # how many times as many slots there are after each copy
 class SlotCache(KVCache):
     """A buffer of slots in the order of the tokens; what is read is its beginning, as far as the longest row goes."""
 
+    keeps_positions = True
+
     def __init__(self) -> None:
         super().__init__()
         self._keys: Tensor | None = None
