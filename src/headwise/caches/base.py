@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
+from headwise.caches.rows import are_equal, longest_of
 from headwise.errors import ConfigError, UnsupportedError
 
 Lengths = int | Sequence[int] | Tensor
@@ -322,31 +323,3 @@ class KVCache(ABC):
         if any(not 0 <= row < len(self.lengths) for row in chosen):
             raise ConfigError(f"rows must be from 0 to {len(self.lengths) - 1}; got {chosen}")
         return chosen
-
-
-def are_equal(lengths: Sequence[int]) -> bool:
-    """Tell whether all rows have as many tokens. (A graph that serves any length can compare, and hash nothing.)"""
-    return all(length == lengths[0] for length in lengths[1:])
-
-
-def longest_of(lengths: Sequence[int]) -> int:
-    """Return the length of the longest row, 0 where there is none."""
-    if not lengths:
-        return 0
-    return lengths[0] if are_equal(lengths) else max(lengths)
-
-
-def index_of_slots(lengths: Sequence[int], num_slots: int, device: torch.device) -> Int[Tensor, "batch num_slots"]:
-    """Return the index of each slot where slot i holds token i, -1 behind each row's last."""
-    slots = torch.arange(num_slots, device=device)
-    return torch.where(slots < torch.tensor(lengths, device=device).unsqueeze(1), slots, -1)
-
-
-def write_tokens(
-    target: Shaped[Tensor, "batch num_kv_heads num_slots _"],
-    tokens: Shaped[Tensor, "batch num_kv_heads num_tokens _"],
-    slots: Int[Tensor, "batch num_tokens"],
-) -> None:
-    """Write each token into its slot, those with slot -1 nowhere, in place."""
-    rows, places = (slots >= 0).nonzero(as_tuple=True)
-    target[rows, :, slots[rows, places]] = tokens[rows, :, places]

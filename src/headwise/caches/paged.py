@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from headwise.caches.base import CacheView, Held, KVCache, Lengths, index_of_slots, longest_of
+from headwise.caches.base import CacheView, Held, KVCache, Lengths
+from headwise.caches.rows import index_of_slots, longest_of
 from headwise.config.checks import require_size
 from headwise.errors import ConfigError
 

@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from headwise.caches.base import CacheView, Held, KVCache, Lengths, are_equal, longest_of, write_tokens
+from headwise.caches.base import CacheView, Held, KVCache, Lengths
+from headwise.caches.rows import are_equal, longest_of, write_tokens
 from headwise.config.checks import require_size
 from headwise.errors import ConfigError
 
