@@ -70,6 +70,7 @@ def small_blocks():
         patch.setattr(rows, "OVERHEAD_PAIRS", 0)
         patch.setattr(decode, "BAG", 3)
         patch.setattr(decode, "LEAST_KEYS", 4)
+        patch.setattr(decode, "CHUNK", 3)
         visits._plan_parts_once.cache_clear()
         yield
     visits._plan_parts_once.cache_clear()

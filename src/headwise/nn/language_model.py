@@ -16,8 +16,8 @@ from headwise.masks.combined import And, Or
 from headwise.masks.distances import INFINITY, Distances
 from headwise.masks.patterns import Mask, require_mask
 from headwise.nn.checks import explain_ids, require_ids
-from headwise.nn.projection import multiply_thin
 from headwise.nn.transformer import INITIAL_DEVIATION, Transformer
+from headwise.ops.products import linear
 
 FEW_TOKENS = 32  # among them a mask that lets tokens read later ones shows it: global tokens, prefixes, blocks
 IGNORED = -100  # a label that counts for nothing, as in torch's cross-entropy
@@ -87,8 +87,7 @@ class LanguageModel(nn.Module):
         """Return the scores of the vocabulary for last hidden states."""
         weight = self.body.token_table.weight if self.projection is None else self.projection.weight
         bias = None if self.projection is None else self.projection.bias
-        found = multiply_thin(hidden, weight, bias)
-        logits = functional.linear(hidden, weight, bias) if found is None else found
+        logits = linear(hidden, weight, bias)
         cap = self.head.softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 

@@ -13,7 +13,7 @@ from headwise.config.position import Rotary
 from headwise.masks.patterns import Causal, Mask
 from headwise.nn.cached import check_cache, remember
 from headwise.nn.checks import explain_refusal, require_tokens
-from headwise.nn.projection import make_projection, merge_heads, split_heads
+from headwise.nn.projection import make_projection, merge_heads, project, split_heads
 from headwise.ops.attention import attention
 from headwise.ops.obstacles import require_impl
 from headwise.positions.checks import require_positions
@@ -143,9 +143,9 @@ class LatentAttention(nn.Module):
             require_positions(positions, tokens, batch_size=batch_size, seq_len=seq_len)
         check_cache(cache, mask, real_tokens, batch_size=batch_size, num_tokens=seq_len, position=config.position)
         try:
-            query = split_heads(self.q_proj(tokens), config.num_heads)
+            query = split_heads(project(self.q_proj, tokens), config.num_heads)
             latent, rotary_key = torch.split(
-                self.kv_down_proj(tokens), [config.kv_lora_rank, config.qk_rope_head_dim], dim=-1
+                project(self.kv_down_proj, tokens), [config.kv_lora_rank, config.qk_rope_head_dim], dim=-1
             )
         except RuntimeError:
             explain_refusal(self, tokens=tokens)
@@ -171,7 +171,7 @@ class LatentAttention(nn.Module):
             "impl": self.impl,
         }
         attend = self._attend_to_latents if self._is_less_by_latents(seq_len, kept.shape[2]) else self._attend_by_heads
-        output: Tensor = self.out_proj(merge_heads(attend(plain_query, rotary_query, kept, arguments)))
+        output: Tensor = project(self.out_proj, merge_heads(attend(plain_query, rotary_query, kept, arguments)))
         return output
 
     def _is_less_by_latents(self, query_len: int, key_len: int) -> bool:
@@ -188,7 +188,7 @@ class LatentAttention(nn.Module):
         """Attend with keys and values of every head: (B, H, T, V)."""
         config = self.config
         latent, rotary_key = torch.split(kept, [config.kv_lora_rank, config.qk_rope_head_dim], dim=-1)
-        keys_and_values = split_heads(self.kv_up_proj(latent.squeeze(1)), config.num_heads)
+        keys_and_values = split_heads(project(self.kv_up_proj, latent.squeeze(1)), config.num_heads)
         plain_key, value = torch.split(keys_and_values, [config.qk_nope_head_dim, config.v_head_dim], dim=-1)
         key = torch.cat([plain_key, rotary_key.expand(-1, config.num_heads, -1, -1)], dim=-1)
         query = torch.cat([plain_query, rotary_query], dim=-1)

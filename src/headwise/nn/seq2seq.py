@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn import functional
 
 from headwise.caches.base import KVCache
 from headwise.caches.model import ModelCache
@@ -21,6 +20,7 @@ from headwise.nn.block import Block, FeedForward
 from headwise.nn.checks import require_ids
 from headwise.nn.multihead import MultiHeadAttention
 from headwise.nn.transformer import INITIAL_DEVIATION
+from headwise.ops.products import linear
 
 # What a model on paper may have and this module has not, each with the value that means: none.
 _NOT_BUILT_HERE = {"num_token_types": 0, "embedding_norm": False, "position_table_size": 0, "pooler": False}
@@ -224,7 +224,7 @@ class Seq2Seq(nn.Module):
                 )
         hidden = self.norm(x)
         weight = self.token_table.weight if self.projection is None else self.projection.weight
-        return functional.linear(hidden, weight)
+        return linear(hidden, weight)
 
     def make_cache(self) -> DecoderCache:
         """Return an empty cache for the decoder."""

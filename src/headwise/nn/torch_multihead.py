@@ -14,6 +14,7 @@ from headwise.masks.conventions import Converted, mask_from_torch
 from headwise.nn.checks import explain_refusal, require_plain
 from headwise.nn.projection import merge_heads, split_heads
 from headwise.ops.attention import attention
+from headwise.ops.products import linear
 
 
 class TorchMultiheadAttention(nn.MultiheadAttention):
@@ -183,14 +184,14 @@ class TorchMultiheadAttention(nn.MultiheadAttention):
         """Project the tokens, in the layout that they came in."""
         if self.in_proj_weight is not None and query is key and key is value:
             # One product instead of three.
-            return functional.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1)
+            return linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1)
         if self.in_proj_weight is not None:
             weights = self.in_proj_weight.chunk(3)
         else:
             weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         parts = zip((query, key, value), weights, biases, strict=True)
-        return tuple(functional.linear(tokens, weight, bias) for tokens, weight, bias in parts)
+        return tuple(linear(tokens, weight, bias) for tokens, weight, bias in parts)
 
     def _split_and_extend(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Cut batch-first tokens into heads, with the keys and values that the module adds behind the others."""

@@ -6,11 +6,18 @@ from typing import NamedTuple
 from torch import Tensor
 
 from headwise.errors import UnsupportedError
-from headwise.kernels import LEAST_PAIRS, LEAST_QUERIES, MOST_VISITED, KernelChoice, may_pay_by_blocks
+from headwise.kernels import (
+    LEAST_PAIRS,
+    LEAST_QUERIES,
+    MOST_VISITED,
+    KernelChoice,
+    may_pay_by_blocks,
+    may_pay_by_products,
+)
 from headwise.masks.visits import visited_share
 from headwise.ops.blocked.fused import can_fuse
 from headwise.ops.call import Call
-from headwise.ops.lowering import form_of
+from headwise.ops.lowering import form_of, skip_unread_keys
 from headwise.ops.obstacles import OBSTACLES, is_traced, require_impl, with_numbers
 from headwise.ops.results import Choice
 from headwise.ops.sdpa import plan_kernel
@@ -33,6 +40,17 @@ def _runs_here(call: Call) -> bool:
     return may_pay_by_blocks(call.query.device.type, call.query.shape[2], call.key.shape[2])
 
 
+def reads_much(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Tell whether one token reads so many keys and values that `decode` reads them faster than torch's kernel."""
+    dtype = str(query.dtype).removeprefix("torch.")
+    num_read = key.numel() + value.numel()
+    return may_pay_by_products(query.device.type, dtype, query.shape[2], key.shape[2], num_read)
+
+
+def _reads_much(call: Call) -> bool:
+    return call.query.shape[2] == 1 and not is_traced() and reads_much(*skip_unread_keys(call)[:3])
+
+
 def _is_sparse(call: Call) -> bool:
     if call.has_indices or form_of(call).kind != "bool":
         return False  # with indices of their own, all pairs would have to be looked at to know
@@ -50,6 +68,7 @@ def _has_function(call: Call) -> bool:
 
 
 RULES = (
+    Rule("decode", _reads_much, "its products with few rows read memory at half the rate, or on one thread"),
     Rule("blocked", _is_sparse, "its time and memory are those of the whole square, whatever the mask"),
     Rule("blocked", _has_no_kernel, "torch's math kernel would hold the score matrix"),
     Rule("blocked", _has_function, "it would need a bias for every pair, or one more key for the sink"),
@@ -57,7 +76,8 @@ RULES = (
     Rule("blocked", lambda call: True, ""),
     Rule("reference", lambda call: True, ""),
 )
-"""The rules of "auto", the first that holds: blocks where they save time or memory, torch's kernels, plain tensors.
+"""The rules of "auto", the first that holds: products for a token on many keys, blocks where they save time or memory,
+torch's kernels, plain tensors.
 
 Those for blocks count where `may_pay_by_blocks`."""
 
@@ -88,7 +108,7 @@ def explain_choice(call: Call, impl: str, *, was_asked_for: bool) -> Choice:
         return Choice(impl=impl, kernel=kernel.name, reasons=kernel.reasons)
     kernel_name = "flash" if impl == "blocked" and can_fuse(call) else None
     reasons = []
-    for faster in ("sdpa", "blocked"):
+    for faster in ("sdpa",) if impl == "decode" else ("sdpa", "blocked"):
         if faster == impl:
             break
         reason = OBSTACLES[faster](call)
@@ -108,5 +128,5 @@ def _first_rule(call: Call) -> Rule:
     with_blocks = _runs_here(call) and OBSTACLES["blocked"](call) is None
     rules = RULES if with_blocks else _RULES_WITHOUT_BLOCKS
     return next(
-        rule for rule in rules if (rule.impl == "blocked" or OBSTACLES[rule.impl](call) is None) and rule.holds(call)
+        rule for rule in rules if rule.holds(call) and (rule.impl == "blocked" or OBSTACLES[rule.impl](call) is None)
     )

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from headwise.masks.patterns import Causal, Full, Mask
 from headwise.ops.call import Call
+from headwise.ops.choose import reads_much
 from headwise.ops.lowering import form_of
 from headwise.ops.obstacles import has_forward_derivatives, is_traced
 from headwise.ops.prepare import autocast_dtype
@@ -73,8 +74,8 @@ def _signature(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, imp
         return None
     if not isinstance(impl, str):
         return None
-    key_shape: tuple[int | None, ...] = tuple(key.shape)
-    value_shape: tuple[int | None, ...] = tuple(value.shape)
+    key_shape: tuple[int | str, ...] = tuple(key.shape)
+    value_shape: tuple[int | str, ...] = tuple(value.shape)
     if not len(query.shape) == len(key_shape) == len(value_shape) == 4:
         return None
     if (
@@ -82,8 +83,9 @@ def _signature(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, imp
         and key_shape[2:3] == value_shape[2:3] != (0,)
         and (mask is None or mask in _SHOWS_THE_LAST_ALL)
     ):
-        # As tokens are decoded there is one key more each time, and the same to do.
-        key_shape, value_shape = ((*shape[:2], None, *shape[3:]) for shape in (key_shape, value_shape))
+        # As tokens are decoded there is one key more each time, and the same to do, until there are many.
+        length = "many" if reads_much(query, key, value) else "few"
+        key_shape, value_shape = ((*shape[:2], length, *shape[3:]) for shape in (key_shape, value_shape))
     return (
         *(query.shape, query.dtype, query.device, query.stride()[-1:]),
         *(key_shape, key.dtype, key.device, key.stride()[-1:]),

@@ -1,0 +1,121 @@
+"""Attention of few queries by plain products: the same as the reference's, however keys and values lie in memory."""
+
+from importlib import import_module
+
+import pytest
+import torch
+
+from headwise.kernels import LEAST_READ
+from headwise.masks.data import KeyPadding
+from headwise.masks.patterns import Causal, SlidingWindow
+from headwise.ops import decode
+from headwise.ops.attention import attention, choose_impl
+from headwise.positions.bias import ALiBiBias
+
+HEAD_DIM, LONG = 16, 2 * decode.CHUNK + 11
+# Inputs are within 1. A score is a sum of D products, so that its error is within (D + 2) eps D / sqrt(D), and that of a
+# weight twice as much; a sum of S weighted values adds S eps.
+TOLERANCE = 2**-24 * (2 * (HEAD_DIM + 2) * HEAD_DIM**0.5 + LONG)
+
+
+def numbers(*shape):
+    return 2 * torch.rand(shape) - 1
+
+
+def in_slots(batch, heads, length, width):
+    buffer = torch.full((batch, heads, length + 7, width), torch.nan)
+    buffer[:, :, :length] = numbers(batch, heads, length, width)
+    return buffer[:, :, :length]
+
+
+LAYOUTS = {
+    "plain": numbers,
+    "slots": in_slots,  # of a cache with room, the rest of which is poison
+    "tokens": lambda batch, heads, length, width: numbers(batch, length, heads, width).transpose(1, 2),
+    "joined": lambda *shape: numbers(*shape[:3], 2 * shape[3])[..., shape[3] :],  # keys and values of a token
+    "odd": lambda *shape: numbers(*shape[:3], shape[3] + 1)[..., : shape[3]],  # vectors between others of another size
+    "turned": lambda batch, heads, length, width: numbers(batch, heads, width, length).mT,
+    "shared": lambda batch, *shape: numbers(1, *shape).expand(batch, -1, -1, -1),
+}
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+@pytest.mark.parametrize(("num_heads", "query_len"), [(2, 1), (6, 1), (6, 2), (6, 5), (34, 1)])
+@pytest.mark.parametrize("key_len", [decode.LEAST_KEYS - 1, decode.LEAST_KEYS, LONG])
+def test_it_is_the_reference_however_keys_and_values_lie(kind, num_heads, query_len, key_len):
+    query = numbers(3, num_heads, query_len, HEAD_DIM)
+    key, value = (LAYOUTS[kind](3, 2, key_len, HEAD_DIM) for _ in range(2))
+    found = attention(query, key, value, impl="decode").output
+    expected = attention(query.double(), key.double(), value.double(), impl="reference").output
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("num_heads", [6, 34])
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"mask": SlidingWindow(523)},
+        {"mask": KeyPadding(torch.tensor([300, 0, 523]))},
+        {"bias": 0.3},
+        {"softcap": 1.5},
+        {"sink": 0.3},
+        {"scale": -0.2},
+        {"return_weights": True, "return_logsumexp": True},
+    ],
+    ids=str,
+)
+def test_it_can_all_that_a_call_may_ask_for(num_heads, keywords):
+    query, key, value = numbers(3, num_heads, 1, HEAD_DIM), *(numbers(3, 2, 523, HEAD_DIM) for _ in range(2))
+    if "bias" in keywords:
+        keywords = {"bias": ALiBiBias(num_heads)}
+    if "sink" in keywords:
+        keywords = {"sink": numbers(num_heads)}
+    found = attention(query, key, value, impl="decode", **keywords)
+    expected = attention(query.double(), key.double(), value.double(), impl="reference", **keywords)
+    for one, other in zip(found, expected, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one.double(), other, rtol=0, atol=4 * TOLERANCE)  # logsumexp: up to 11
+
+
+def test_poison_in_slots_that_no_query_reads_is_not_seen():
+    query, key, value = numbers(2, 4, 1, HEAD_DIM), *(numbers(2, 2, LONG, HEAD_DIM) for _ in range(2))
+    clean = attention(query, key, value, mask=KeyPadding(torch.tensor([300, LONG])), impl="decode").output
+    key[0, :, 300:], value[0, :, 300:] = torch.nan, torch.inf
+    found = attention(query, key, value, mask=KeyPadding(torch.tensor([300, LONG])), impl="decode").output
+    torch.testing.assert_close(found, clean, rtol=0, atol=0)
+
+
+def inputs(key_len, *, query_len=1, dtype=torch.float32, learns=False):
+    key, value = (torch.zeros(1, 2, key_len, 128, dtype=dtype) for _ in range(2))
+    return torch.zeros(1, 4, query_len, 128, dtype=dtype, requires_grad=learns), key, value
+
+
+MANY = LEAST_READ // (2 * 2 * 128)
+
+
+def test_auto_takes_it_for_a_token_that_reads_much_and_for_nothing_else():
+    assert choose_impl(*inputs(MANY)).impl == "decode"
+    assert choose_impl(*inputs(MANY), mask=Causal(), softcap=3.0).impl == "decode"
+    assert choose_impl(*inputs(MANY - 1)).impl == "sdpa"
+    assert choose_impl(*inputs(MANY), mask=SlidingWindow(MANY - 1)).impl == "sdpa"
+    assert choose_impl(*inputs(MANY, query_len=2), mask=Causal()).impl == "sdpa"
+    assert choose_impl(*inputs(MANY, dtype=torch.float64)).impl == "sdpa"
+    assert choose_impl(*inputs(MANY, learns=True)).impl == "sdpa"
+    with torch.no_grad():
+        assert choose_impl(*inputs(MANY, learns=True)).impl == "decode"
+
+
+def test_the_choice_says_why():
+    (reason,) = choose_impl(*inputs(MANY)).reasons
+    assert reason.startswith("sdpa is not taken: its products with few rows")
+
+
+def test_a_call_that_is_remembered_while_keys_are_few_is_looked_at_anew_when_they_are_many(monkeypatch):
+    query, key, value = inputs(MANY)
+    taken = []
+    module = import_module("headwise.ops.attention")
+    monkeypatch.setitem(module._IMPLS, "decode", lambda call: taken.append(1) or decode.decode_attention(call))
+    for length in (5, MANY - 1, MANY):
+        attention(query, key[:, :, :length], value[:, :, :length])
+    assert len(taken) == 1
