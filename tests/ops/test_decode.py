@@ -13,7 +13,7 @@ from headwise.ops.attention import attention, choose_impl
 from headwise.positions.bias import ALiBiBias
 
 HEAD_DIM, LONG = 16, 2 * decode.CHUNK + 11
-# Inputs are within 1. A score is a sum of D products, so that its error is within (D + 2) eps D / sqrt(D), and that of a
+# Inputs are within 1. A score is a sum of D products, so its error is within (D + 2) eps D / sqrt(D), and that of a
 # weight twice as much; a sum of S weighted values adds S eps.
 TOLERANCE = 2**-24 * (2 * (HEAD_DIM + 2) * HEAD_DIM**0.5 + LONG)
 

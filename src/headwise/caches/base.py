@@ -51,6 +51,11 @@ class Held(NamedTuple):
     positions: Int[Tensor, "batch key_len"] | None
 
 
+def no_tokens_of(heads: Tensor) -> Tensor:
+    """Return heads without a token, of the same shape, dtype and device, that hold no memory."""
+    return heads.new_empty(*heads.shape[:2], 0, heads.shape[3])
+
+
 class KVCache(ABC):
     """Keys and values of one attention layer.
 
@@ -149,7 +154,7 @@ class KVCache(ABC):
         """
         self._check_update(keys, values, real_tokens, positions)
         if self._like is None:
-            self._like = keys.detach()[:, :, :0], values.detach()[:, :, :0]
+            self._like = no_tokens_of(keys), no_tokens_of(values)
         if real_tokens is not None:
             counts = tuple(real_tokens.sum(1).tolist())
             if min(counts, default=0) == real_tokens.shape[1]:
@@ -271,16 +276,16 @@ class KVCache(ABC):
             )
         self._check_batch(keys.shape[0])
         if self._like is not None:
-            for name, new, like in (("keys", keys, self._like[0]), ("values", values, self._like[1])):
+            for name, new, old in (("keys", keys, self._like[0]), ("values", values, self._like[1])):
                 if (new.shape[1], new.shape[3], new.dtype, new.device) != (
-                    like.shape[1],
-                    like.shape[3],
-                    like.dtype,
-                    like.device,
+                    old.shape[1],
+                    old.shape[3],
+                    old.dtype,
+                    old.device,
                 ):
                     raise ConfigError(
-                        f"{name} must be like those in the cache, {like.shape[1]} heads of {like.shape[3]}, "
-                        f"{like.dtype}, on {like.device}; got {new.shape[1]} heads of {new.shape[3]}, {new.dtype}, on "
+                        f"{name} must be like those in the cache, {old.shape[1]} heads of {old.shape[3]}, "
+                        f"{old.dtype}, on {old.device}; got {new.shape[1]} heads of {new.shape[3]}, {new.dtype}, on "
                         f"{new.device}"
                     )
         if torch.is_grad_enabled() and (keys.requires_grad or values.requires_grad):

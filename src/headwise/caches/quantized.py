@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 from torch.nn import functional
 
-from headwise.caches.base import CacheView, Held, KVCache, Lengths
+from headwise.caches.base import CacheView, Held, KVCache, Lengths, no_tokens_of
 from headwise.errors import ConfigError
 
 SCALE_DTYPE = torch.float16  # of two scales behind the codes of each token and head
@@ -149,7 +149,7 @@ class QuantizedCache(KVCache):
 
     def _restore(self, held: Held, lengths: tuple[int, ...], dtype: torch.dtype) -> None:
         self.cache._restore(held, lengths, torch.uint8)
-        keys, values = (decode(codes[:, :, :0], self.bits, dtype) for codes in held[:2])
+        keys, values = (decode(no_tokens_of(codes), self.bits, dtype) for codes in held[:2])
         self._like, self._squares = (keys, values), None
 
 

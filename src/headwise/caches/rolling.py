@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from headwise.caches.base import CacheView, Held, KVCache, Lengths
+from headwise.caches.base import CacheView, Held, KVCache, Lengths, no_tokens_of
 from headwise.caches.rows import are_equal, longest_of, write_tokens
 from headwise.config.checks import require_size
 from headwise.errors import ConfigError
@@ -187,7 +187,7 @@ class RollingCache(KVCache):
         return Held(self._keys.masked_fill(is_empty, 0), self._values.masked_fill(is_empty, 0), index, None)
 
     def _restore(self, held: Held, lengths: tuple[int, ...], dtype: torch.dtype) -> None:
-        self._like = held.keys[:, :, :0], held.values[:, :, :0]
+        self._like = no_tokens_of(held.keys), no_tokens_of(held.values)
         self._keys, self._values = held.keys.clone(), held.values.clone()
         # Where the ring is full its oldest token tells how far it was written, also what has been taken back since.
         oldest = held.key_index.masked_fill(held.key_index < 0, torch.iinfo(torch.long).max).amin(1).tolist()

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from headwise.caches.base import CacheView, Held, KVCache, Lengths
+from headwise.caches.base import CacheView, Held, KVCache, Lengths, no_tokens_of
 from headwise.caches.rows import index_of_slots, longest_of, write_tokens
 from headwise.config.checks import require_size
 from headwise.errors import ConfigError
@@ -105,7 +105,7 @@ class SlotCache(KVCache):
     def _restore(self, held: Held, lengths: tuple[int, ...], dtype: torch.dtype) -> None:
         longest = longest_of(lengths)
         self._check_room((0,) * len(lengths), lengths)
-        self._like = held.keys[:, :, :0], held.values[:, :, :0]
+        self._like = no_tokens_of(held.keys), no_tokens_of(held.values)
         self._keys = self._values = self._positions = None
         self._lengths = (0,) * len(lengths)
         self._check_positions(held.positions, held.keys)
@@ -133,8 +133,8 @@ class SlotCache(KVCache):
         num_slots, held = self._choose_num_slots(needed), self.seq_len
         for name, like in zip(("_keys", "_values"), self._like, strict=True):
             old = getattr(self, name)
-            batch, num_heads, _, width = like.shape
-            new = like.new_empty(batch, num_heads, num_slots, width)
+            batch = like.shape[0] if old is None else old.shape[0]  # rows may have been reordered since
+            new = like.new_empty(batch, like.shape[1], num_slots, like.shape[3])
             if old is not None:
                 new[:, :, :held] = old[:, :, :held]
             setattr(self, name, new)

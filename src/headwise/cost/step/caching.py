@@ -46,7 +46,9 @@ def require_cache(config: ModelConfig, workload: Workload) -> None:
             f"a model must be a decoder to generate token by token; {config.name} is an encoder: give phase 'prefill'"
         )
     if config.model_type == "headwise":
-        raise UnsupportedError("a decode is predicted of models of transformers; headwise's own blocks have no cache")
+        raise UnsupportedError(
+            "a decode is predicted of models of transformers; of headwise's own blocks its cache is, by kv_cache_bytes"
+        )
 
 
 def update_cache(run: Run, config: HeadsConfig, key: Value, value: Value) -> tuple[Value, Value]:
