@@ -1,6 +1,7 @@
 """The rows of `benchmarks.decode` about one token's attention and about caches alone."""
 
 from collections.abc import Callable
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ import headwise
 from headwise.api.bench_timing import time_in_turns
 from headwise.ops.products import has_onednn, onednn_linear
 
-OURS, PEER, READ = "ours", "torch, enable_gqa", "sum of as many numbers"
+OURS, PEER, READ = "ours", "torch, enable_gqa", "sum of the keys and values"
 PRODUCT = "one product of as many multiplications"
 LIVE, FULL = "256 live of 8192 slots", "a cache of exactly 256"
 STEP, BARE = "a cache that grows to 4096, with attention", "attention alone"
@@ -51,20 +52,21 @@ def time_all(calls: dict[str, Callable[[], object]], repeats: int) -> tuple[dict
 def one_token(repeats: int, batch: int, num_heads: int, num_kv_heads: int, key_len: int, target: float) -> Row:
     """Measure one token's attention beside torch's, and beside what the machine can do.
 
-    Its limits are the fastest turns of a sum over as many numbers (how fast memory is read), and of a square product of
-    as many multiplications, by oneDNN where it is there.
+    Its limits are the fastest turns of a sum over the keys and values (how fast memory is read), and of a square
+    product of as many multiplications, by oneDNN where it is there. Calls take three sets of keys and values by turns,
+    as a model's layers do: of large ones nothing is found in a processor's cache.
     """
     head_dim = 128
     query = torch.randn(batch, num_heads, 1, head_dim)
-    key, value = (torch.randn(batch, num_kv_heads, key_len, head_dim) for _ in range(2))
-    numbers = torch.randn(2 * key.numel())
+    sets = [[torch.randn(batch, num_kv_heads, key_len, head_dim) for _ in range(2)] for _ in range(3)]
+    by_turns = {name: cycle(sets) for name in (OURS, PEER, READ)}
     side = round((2 * batch * num_heads * key_len * head_dim) ** (1 / 3))
     left, right = torch.randn(side, side), torch.randn(side, side)
     took, least = time_all(
         {
-            OURS: lambda: headwise.attention(query, key, value).output,
-            PEER: lambda: functional.scaled_dot_product_attention(query, key, value, enable_gqa=True),
-            READ: numbers.sum,
+            OURS: lambda: headwise.attention(query, *next(by_turns[OURS])).output,
+            PEER: lambda: functional.scaled_dot_product_attention(query, *next(by_turns[PEER]), enable_gqa=True),
+            READ: lambda: [one.sum() for one in next(by_turns[READ])],
             PRODUCT: lambda: onednn_linear(left, right) if has_onednn() else left @ right.T,
         },
         repeats,

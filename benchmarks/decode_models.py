@@ -88,6 +88,8 @@ def generation(repeats: int) -> Row:
         checks.append(Check(f"tokens a second / those with its {kind} cache", seconds(who) / seconds("ours"), 1.4))
         whole = took[f"{who}, {NEW_TOKENS} tokens"] / took[f"ours, {NEW_TOKENS} tokens"]
         checks.append(Check("    the prompt's time included", whole, 1.4))
+    without_cache = took["ours, 1 tokens"] / (seconds("ours") / (NEW_TOKENS - 1))
+    checks.append(Check("time of a token without a cache / with one", without_cache))
     return Row(f"{name}, greedy, after {PROMPT_LEN} tokens", took, tuple(checks))
 
 

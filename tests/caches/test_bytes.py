@@ -149,6 +149,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(kind):
         "a cache of 3 rows must be given as many; got 2": heads(1, batch=2),
         "keys must be like those in the cache": [one.double() for one in heads(1)],
         "must not ask for gradients": [one.requires_grad_() for one in heads(1)],
+        "must have at least one row": heads(1, batch=0),
     }
     for text, tensors in wrong.items():
         with pytest.raises((ConfigError, UnsupportedError), match=text):
@@ -156,6 +157,8 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(kind):
     for lengths in (-1, [1, 2], [0.5, 1, 1]):
         with pytest.raises(ConfigError):
             cache.crop(torch.tensor(lengths) if isinstance(lengths, list) else lengths)
+    with pytest.raises(ConfigError, match="must name at least one row"):
+        cache.reorder([])
     for rows in ([3], [-1]):
         with pytest.raises(ConfigError, match="rows must be from 0 to 2"):
             cache.reorder(rows)

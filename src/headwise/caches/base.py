@@ -274,6 +274,8 @@ class KVCache(ABC):
                 "keys and values must have shapes (batch, num_kv_heads, num_tokens, head_dim), alike but for the last; "
                 f"got {tuple(keys.shape)} and {tuple(values.shape)}"
             )
+        if keys.shape[0] == 0:
+            raise ConfigError("keys and values must have at least one row to be kept; got none")
         self._check_batch(keys.shape[0])
         if self._like is not None:
             for name, new, old in (("keys", keys, self._like[0]), ("values", values, self._like[1])):
@@ -325,6 +327,10 @@ class KVCache(ABC):
         chosen = rows.tolist() if isinstance(rows, Tensor) else list(rows)
         if any(isinstance(row, bool) or not isinstance(row, int) for row in chosen):
             raise ConfigError(f"rows must be whole numbers; got {chosen}")
+        if not chosen and self.lengths:
+            raise ConfigError(
+                "rows must name at least one row that is kept; got none: make a new cache for other texts"
+            )
         if any(not 0 <= row < len(self.lengths) for row in chosen):
             raise ConfigError(f"rows must be from 0 to {len(self.lengths) - 1}; got {chosen}")
         return chosen

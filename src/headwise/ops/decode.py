@@ -1,10 +1,11 @@
 """Attention of few queries, as in decoding: each key and each value is read once, and nothing is copied."""
 
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from headwise.ops.call import Call
@@ -14,8 +15,10 @@ from headwise.ops.results import AttentionOutput
 from headwise.ops.scores import bias_values, cap_scores
 
 BAG = 64  # values that are mixed at a time for all queries of a group: as many as stay nearest to a core
-CHUNK = 256  # keys, in multiples of which oneDNN is asked: it makes a program for each length
 LEAST_KEYS = 256  # from which on mixing by bags pays
+CHUNK = 256  # keys, in multiples of which oneDNN is asked: it makes a program for each length
+LEAST_CHUNKS = 4  # from which on asking it pays
+PIECE = 2**20  # scores at a time
 
 
 def decode_attention(call: Call) -> AttentionOutput:
@@ -23,15 +26,12 @@ def decode_attention(call: Call) -> AttentionOutput:
 
     Keys stand on the left of the product with the queries of a kv head if these are few, and values are mixed some at a
     time for all of them by `embedding_bag`: a product with few rows reads a matrix at less than half the rate. Many
-    queries of a kv head are multiplied by oneDNN, where it is. Memory: the scores, `num_heads * query_len * key_len`
-    numbers a batch row, a few times.
+    queries of a kv head are multiplied by oneDNN, where it is. Memory: the scores of some kv heads, a few times.
     """
     call = skip_unread_keys(call)
-    allowed = bias = None
-    if call.bias is not None or form_of(call).kind != "none":
-        allowed, bias = allowed_pairs(call), bias_values(call)
-    if allowed is None:
-        return _attend(call, None, bias)
+    if call.bias is None and form_of(call).kind == "none":
+        return _attend(call, None, None)
+    allowed, bias = allowed_pairs(call), bias_values(call)
     found = _attend(call, allowed, bias)
     # Weights of 0 hide what no query reads unless it is inf or NaN, which is seen in the output.
     return found if bool(found.output.isfinite().all()) else _attend(hide_idle(call, allowed)[0], allowed, bias)
@@ -40,38 +40,79 @@ def decode_attention(call: Call) -> AttentionOutput:
 def _attend(call: Call, allowed: Tensor | None, bias: Tensor | None) -> AttentionOutput:
     query, key, value = call[:3]
     batch_size, num_heads, query_len, head_dim = query.shape
-    num_kv_heads, key_len = key.shape[1:3]
+    num_kv_heads, key_len, v_head_dim = value.shape[1:]
+    group = num_heads // num_kv_heads
     dtype = torch.promote_types(query.dtype, torch.float32)
-    rows = (batch_size, num_kv_heads, num_heads // num_kv_heads * query_len)
-    grouped_query = call.score_scale * query.to(dtype).reshape(*rows, head_dim)
-    scores = _score(grouped_query, key.to(dtype))
-    scores = cap_scores(scores.reshape(batch_size, num_heads, query_len, key_len), call.softcap)
-    if bias is not None:
-        scores = scores + bias
-    if allowed is not None:
-        scores = scores.masked_fill(~allowed, -torch.inf)
-    logsumexp = None
-    if call.return_logsumexp or call.sink is not None or allowed is not None:
-        logsumexp = scores.logsumexp(-1, keepdim=True)
-    if logsumexp is None:
-        weights = scores.softmax(-1)
-    else:
-        # Of a row without a key the sum is that of nothing, and its weights are 0.
-        weights = (scores - logsumexp.clamp(min=torch.finfo(dtype).min)).exp()
-        if call.sink is not None:
-            weights = weights * (logsumexp - call.sink.view(-1, 1, 1)).sigmoid()
-    output = _mix(weights.reshape(*rows, key_len), value.to(dtype))
-    output = output.reshape(batch_size, num_heads, query_len, value.shape[-1]).to(query.dtype)
-    return AttentionOutput(
-        output,
-        weights if call.return_weights else None,
-        logsumexp.squeeze(-1) if call.return_logsumexp and logsumexp is not None else None,
-    )
+    grouped_query = call.score_scale * query.to(dtype).reshape(batch_size, num_kv_heads, group * query_len, head_dim)
+    output = query.new_empty(batch_size, num_heads, query_len, v_head_dim)
+    weights = query.new_empty(batch_size, num_heads, query_len, key_len, dtype=dtype) if call.return_weights else None
+    logsumexp = query.new_empty(batch_size, num_heads, query_len, dtype=dtype) if call.return_logsumexp else None
+    for rows, kv_heads in _pieces(call):
+        heads = slice(group * kv_heads.start, group * kv_heads.stop)
+        queries = grouped_query[rows, kv_heads]
+        scores = _score(queries, key[rows, kv_heads].to(dtype))
+        scores = scores.reshape(len(queries), heads.stop - heads.start, query_len, key_len)
+        scores = cap_scores(scores, call.softcap)
+        if bias is not None:
+            scores = scores + _part(bias, rows, heads)
+        if allowed is not None:
+            scores = scores.masked_fill(~_part(allowed, rows, heads), -torch.inf)
+        mixed_by, total = _weigh(scores, None if call.sink is None else call.sink[heads], call)
+        mixed = _mix(mixed_by.reshape(*queries.shape[:3], key_len), value[rows, kv_heads].to(dtype))
+        output[rows, heads] = mixed.view(*scores.shape[:3], v_head_dim).to(query.dtype)
+        if weights is not None:
+            weights[rows, heads] = mixed_by
+        if logsumexp is not None and total is not None:
+            logsumexp[rows, heads] = total
+    return AttentionOutput(output, weights, logsumexp)
+
+
+def _pieces(call: Call) -> Iterator[tuple[slice, slice]]:
+    """Yield which batch rows and which kv heads are taken at a time."""
+    batch_size, num_heads, num_kv_heads, query_len, key_len = call.sizes
+    scores_of_head = num_heads // num_kv_heads * query_len * key_len
+    num_at_once = max(1, PIECE // max(1, scores_of_head))
+    heads_at_once = min(num_kv_heads, num_at_once)
+    rows_at_once = 1
+    if heads_at_once == num_kv_heads and _is_one_list(call.key) and _is_one_list(call.value):
+        rows_at_once = max(1, num_at_once // num_kv_heads)
+    for row in range(0, batch_size, rows_at_once):
+        for head in range(0, num_kv_heads, heads_at_once):
+            yield (
+                slice(row, min(row + rows_at_once, batch_size)),
+                slice(head, min(head + heads_at_once, num_kv_heads)),
+            )
+
+
+def _is_one_list(heads: Float[Tensor, "batch num_kv_heads key_len width"]) -> bool:
+    """Tell whether the heads of all rows are evenly spaced, so that a product takes them without a copy."""
+    return heads.stride(0) == heads.shape[1] * heads.stride(1)
+
+
+def _part(tensor: Shaped[Tensor, "#batch #num_heads #query_len #key_len"], rows: slice, heads: slice) -> Tensor:
+    """Return what a piece has of a tensor that may be broadcast over batch rows and heads."""
+    return tensor[rows if tensor.shape[0] > 1 else slice(None), heads if tensor.shape[1] > 1 else slice(None)]
+
+
+def _weigh(
+    scores: Float[Tensor, "rows heads query_len key_len"], sink: Float[Tensor, " heads"] | None, call: Call
+) -> tuple[Float[Tensor, "rows heads query_len key_len"], Float[Tensor, "rows heads query_len"] | None]:
+    """Return the weights of keys, and the logsumexp of their scores where it is needed.
+
+    Of a row without a key the sum is that of nothing, and its weights are 0.
+    """
+    if not call.return_logsumexp and sink is None and call.mask is None and call.bias is None:
+        return scores.softmax(-1), None
+    logsumexp = scores.logsumexp(-1, keepdim=True)
+    weights = (scores - logsumexp.clamp(min=torch.finfo(scores.dtype).min)).exp()
+    if sink is not None:
+        weights = weights * (logsumexp - sink.view(-1, 1, 1)).sigmoid()
+    return weights, logsumexp.squeeze(-1)
 
 
 def _score(
-    query: Float[Tensor, "batch num_kv_heads rows head_dim"], key: Float[Tensor, "batch num_kv_heads key_len head_dim"]
-) -> Float[Tensor, "batch num_kv_heads rows key_len"]:
+    query: Float[Tensor, "rows kv_heads queries head_dim"], key: Float[Tensor, "rows kv_heads key_len head_dim"]
+) -> Float[Tensor, "rows kv_heads queries key_len"]:
     """Return `query @ key^T`."""
     if query.shape[2] <= FEW_ROWS:
         return (key @ query.mT).mT
@@ -86,9 +127,8 @@ def _score(
 
 
 def _mix(
-    weights: Float[Tensor, "batch num_kv_heads rows key_len"],
-    value: Float[Tensor, "batch num_kv_heads key_len v_head_dim"],
-) -> Float[Tensor, "batch num_kv_heads rows v_head_dim"]:
+    weights: Float[Tensor, "rows kv_heads queries key_len"], value: Float[Tensor, "rows kv_heads key_len v_head_dim"]
+) -> Float[Tensor, "rows kv_heads queries v_head_dim"]:
     """Return `weights @ value`."""
     if weights.shape[2] > FEW_ROWS:
         end = _end_for_onednn(value)
@@ -101,22 +141,23 @@ def _mix(
     end = value.shape[2] // BAG * BAG
     if end < LEAST_KEYS or not _is_table(value):
         return weights @ value
-    batch_size, num_kv_heads, num_rows = weights.shape[:3]
+    num_rows, num_kv_heads, num_queries = weights.shape[:3]
     v_head_dim = value.shape[-1]
-    bags = weights[..., :end].reshape(batch_size, num_kv_heads, num_rows, end // BAG, BAG).transpose(2, 3)
+    bags = weights[..., :end].reshape(num_rows, num_kv_heads, num_queries, end // BAG, BAG).transpose(2, 3)
     strides = (value.stride(0) // v_head_dim, value.stride(1) // v_head_dim, value.stride(2) // v_head_dim)
-    places, offsets = _places(batch_size, num_kv_heads, num_rows, end, strides)
+    places, offsets = _places(num_rows, num_kv_heads, num_queries, end // BAG, BAG, strides)
     last = sum(stride * (size - 1) for stride, size in zip(strides, value.shape[:3], strict=True))
     table = value.as_strided((last + 1, v_head_dim), (v_head_dim, 1))
     mixed = torch.embedding_bag(table, places, offsets, False, 0, False, bags.flatten())[0]  # 0: sums
-    output = mixed.view(batch_size, num_kv_heads, end // BAG, num_rows, v_head_dim).sum(2)
+    output = mixed.view(num_rows, num_kv_heads, end // BAG, num_queries, v_head_dim).sum(2)
     return output if end == value.shape[2] else output + weights[..., end:] @ value[:, :, end:]
 
 
-def _end_for_onednn(matrices: Float[Tensor, "batch num_kv_heads key_len width"]) -> int:
+def _end_for_onednn(matrices: Float[Tensor, "rows kv_heads key_len width"]) -> int:
     """Return how many keys oneDNN multiplies; 0 where it serves nothing."""
     is_served = matrices.dtype == torch.float32 and matrices.device.type == "cpu" and has_onednn()
-    return matrices.shape[2] // CHUNK * CHUNK if is_served and matrices.stride(-1) == 1 else 0
+    num_chunks = matrices.shape[2] // CHUNK
+    return num_chunks * CHUNK if is_served and num_chunks >= LEAST_CHUNKS and matrices.stride(-1) == 1 else 0
 
 
 def _is_table(value: Float[Tensor, "batch num_kv_heads key_len v_head_dim"]) -> bool:
@@ -129,7 +170,7 @@ def _is_table(value: Float[Tensor, "batch num_kv_heads key_len v_head_dim"]) -> 
 
 @lru_cache(8)
 def _places(
-    batch_size: int, num_kv_heads: int, num_rows: int, key_len: int, strides: tuple[int, int, int]
+    num_rows: int, num_kv_heads: int, num_queries: int, num_bags: int, bag: int, strides: tuple[int, int, int]
 ) -> tuple[Int[Tensor, " places"], Int[Tensor, " bags"]]:
     """Return which rows of the table of values the bags mix, those of a stretch once for each query, and their starts.
 
@@ -137,8 +178,8 @@ def _places(
     """
     row, head, key = (
         stride * torch.arange(size, dtype=torch.int32)
-        for stride, size in zip(strides, (batch_size, num_kv_heads, key_len), strict=True)
+        for stride, size in zip(strides, (num_rows, num_kv_heads, num_bags * bag), strict=True)
     )
-    places = row.view(-1, 1, 1, 1, 1) + head.view(-1, 1, 1, 1) + key.view(-1, 1, BAG)
-    places = places.expand(-1, -1, -1, num_rows, -1).flatten()
-    return places, torch.arange(0, len(places), BAG, dtype=torch.int32)
+    places = row.view(-1, 1, 1, 1, 1) + head.view(-1, 1, 1, 1) + key.view(-1, 1, bag)
+    places = places.expand(-1, -1, -1, num_queries, -1).flatten()
+    return places, torch.arange(0, len(places), bag, dtype=torch.int32)
