@@ -1,8 +1,9 @@
 import pytest
 import torch
 
+from headwise.inspection.kinds import TokenKinds
 from headwise.inspection.roles import ROLE_NAMES, role_weights
-from headwise.inspection.statistics import LayerSums, TokenKinds
+from headwise.inspection.statistics import LayerSums
 from headwise.integrations.layer_weights import GivenWeights
 
 TOKENS = 11

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from headwise.errors import ModelError, TextError
 from headwise.inspection.capture import Inputs, open_reader
+from headwise.inspection.kinds import TokenKinds
 from headwise.inspection.maps import MAX_MAP_TOKENS
 from headwise.inspection.reading import Batch, Progress, read_batches
 from headwise.inspection.results import Inspection
-from headwise.inspection.statistics import TokenKinds
 from headwise.inspection.windows import Window, cut_into_windows, model_length
 from headwise.integrations.layer_weights import LayerWeights
 from headwise.integrations.transformers_attention import is_transformers_model

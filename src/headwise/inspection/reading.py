@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from headwise.errors import ModelError
 from headwise.inspection.capture import Inputs, Reader
+from headwise.inspection.kinds import TokenKinds
 from headwise.inspection.maps import maps_of_layer
 from headwise.inspection.results import AttentionMap, Inspection
-from headwise.inspection.statistics import LayerSums, TokenKinds
+from headwise.inspection.statistics import LayerSums
 from headwise.integrations.layer_weights import LayerWeights
 
 Progress = Callable[[int, int], None]

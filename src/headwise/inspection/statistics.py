@@ -1,33 +1,14 @@
 """Statistics of attention heads, summed up block by block over any number of texts."""
 
-from dataclasses import dataclass
-
 import torch
-from jaxtyping import Bool
 from torch import Tensor
 
+from headwise.inspection.kinds import TokenKinds
 from headwise.inspection.results import HeadStatistics, Role
 from headwise.inspection.roles import HOLDS_FROM, ROLE_NAMES, role_weights
 from headwise.integrations.layer_weights import LayerWeights, WeightBlock
 
 SPARSE_BELOW = 0.1  # of the uniform weight: below it a key counts as one that the head passes over
-
-
-@dataclass(frozen=True, eq=False)
-class TokenKinds:
-    """What the tokens of a batch are.
-
-    Args:
-        real: False = padding, which counts neither as query nor as key. Every text has a real token.
-        separators: tokens that stand between or after texts ([SEP]).
-    """
-
-    real: Bool[Tensor, "batch seq_len"]
-    separators: Bool[Tensor, "batch seq_len"]
-
-    def to(self, device: torch.device) -> "TokenKinds":
-        """Return the same on a device."""
-        return TokenKinds(self.real.to(device), self.separators.to(device))
 
 
 class LayerSums:
