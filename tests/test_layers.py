@@ -42,6 +42,7 @@ MAY_IMPORT = {
         "cost.workload",
         "api.bench_results",
         "api.fit_results",
+        "api.inspect_results",
         *(f"{part}.results" for part in ("cost", "inspection", "checks", "experiments", "api")),
         *(f"cost.{part}.results" for part in ("oom", "planning", "sharding")),
     },

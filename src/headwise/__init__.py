@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from headwise.api.explain import explain as explain
     from headwise.api.explain_oom import explain_oom as explain_oom
     from headwise.api.fit import fit as fit
+    from headwise.api.inspect import inspect as inspect
     from headwise.api.oom import oom as oom
     from headwise.api.report import make_report as make_report
     from headwise.api.tracking import track as track
@@ -191,6 +192,7 @@ _MODULE_OF = {
     "from_torch": "headwise.convert.torch_attention",
     "generate": "headwise.nn.generation",
     "grid_positions": "headwise.positions.grid",
+    "inspect": "headwise.api.inspect",
     "language_model_from_huggingface": "headwise.convert.language_model",
     "latent_from_huggingface": "headwise.convert.latent",
     "make_report": "headwise.api.report",

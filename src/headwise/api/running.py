@@ -2,23 +2,19 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from math import isqrt
 
 import torch
 from torch import Tensor, nn
 
-from headwise.api.example import example_inputs
+from headwise.api.looking import look_at_heads
 from headwise.cost.devices import usable_ram_bytes
 from headwise.cost.results import FlopCount, StepMemory
 from headwise.cost.running.flop_counter import count_flops
 from headwise.cost.running.measure import measure_training_step
 from headwise.errors import HeadwiseError, ModelError, TextError, describe
-from headwise.inspection.default_text import default_texts
-from headwise.inspection.inspect import inspect_inputs, inspect_texts
 from headwise.inspection.results import Inspection
 from headwise.loading.module import LoadedModule
-from headwise.results import BYTES_PER_MIB, format_bytes
+from headwise.results import format_bytes
 
 SHARE_OF_MEMORY = 0.8  # a step that needs more of this machine's memory is not tried
 UNKNOWN_PAIRS = (
@@ -27,10 +23,6 @@ UNKNOWN_PAIRS = (
 )
 UNCOUNTED = "Not in the FLOPs: {}, whose cost is not known here."
 STATE_COPIES = 4  # weights, gradients and AdamW's two states: what a step holds at least
-DEFAULT_TEXT_TOKENS = 128  # a paragraph of the default text: 126 tokens and the two that BERT puts around them
-MAX_TEXT_TOKENS = 2**15  # of a user's text: 64 full windows of BERT, half a minute on two cores
-EXAMPLE_SEQ = 128  # tokens of the example input whose heads are shown where there is no tokenizer
-PAGE_MAP_BYTES = 3 * BYTES_PER_MIB  # all maps of a page together, so that a phone can open it
 
 
 class OutOfMemory(ModelError):  # noqa: N818  the field's own words
@@ -109,36 +101,13 @@ def look(
     """
     try:
         with explained(loaded.name):
-            if loaded.tokenizer is None:
-                inspection = inspect_inputs(
-                    loaded.module,
-                    example_inputs(loaded.module, batch=1, seq=min(seq, EXAMPLE_SEQ)),
-                    max_map_tokens=_map_tokens(loaded),
-                    notes=("There is no tokenizer: these are heads on random input, not on a text.",),
-                )
-                return replace(inspection, is_example=True), ()
-            return inspect_texts(
-                loaded.module,
-                loaded.tokenizer,
-                default_texts() if texts is None else texts,
-                max_length=DEFAULT_TEXT_TOKENS if texts is None else MAX_TEXT_TOKENS,
-                max_map_tokens=_map_tokens(loaded),
-                progress=progress,
-            ), ()
+            return look_at_heads(loaded, texts, seq=seq, progress=progress), ()
     except ModelError as error:
         return None, (f"Its heads cannot be shown: {error}.",)
     except TextError as error:
         if texts is not None:
             raise
         return None, (f"Its tokenizer cannot read the default text: {error}.",)
-
-
-def _map_tokens(loaded: LoadedModule) -> int:
-    """Return how many tokens a map may cover so that all maps together stay within PAGE_MAP_BYTES."""
-    if loaded.config is None:
-        return EXAMPLE_SEQ
-    num_heads = sum(block.attention.num_heads for block in loaded.config.blocks)
-    return max(1, isqrt(PAGE_MAP_BYTES // num_heads))
 
 
 @contextmanager

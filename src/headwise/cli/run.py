@@ -13,6 +13,7 @@ import typer
 
 from headwise.api.catalogue import DEVICE_NAMES, PRESET_NAMES
 from headwise.cli import bench, count, explain, fit, oom, report
+from headwise.cli import inspect as inspect_verb
 from headwise.cli.interrupts import heed_interrupts
 from headwise.cli.output import drop
 from headwise.errors import HeadwiseError
@@ -54,11 +55,12 @@ app.command("count", epilog=f"Presets: {', '.join(PRESET_NAMES)}.")(count.count)
 app.command("fit", epilog=f"Devices for --gpu: {', '.join(DEVICE_NAMES)}.")(fit.fit)
 app.command("oom")(oom.oom)
 app.command("bench")(bench.bench)
+app.command("inspect")(inspect_verb.inspect)
 app.command("explain")(explain.explain)
 
 OPTIONS = {
     name: f"--{name.replace('_', '-')}"
-    for verb in (report.report, count.count, fit.fit, oom.oom, bench.bench, explain.explain)
+    for verb in (report.report, count.count, fit.fit, oom.oom, bench.bench, inspect_verb.inspect, explain.explain)
     for name in inspect.signature(verb).parameters
     if "_" in name
 }

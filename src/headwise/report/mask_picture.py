@@ -1,8 +1,6 @@
 """The drawing of a mask as a file of its own: SVG, or PNG without a drawing library."""
 
 import os
-import struct
-import zlib
 from pathlib import Path
 
 from headwise.errors import OutputError
@@ -10,11 +8,11 @@ from headwise.masks.cover import FULL, NONE, PARTIAL
 from headwise.masks.patterns import Mask
 from headwise.masks.picture import CELL_PIXELS, find_cells, svg_of
 from headwise.report.files import check_writable, write_whole
+from headwise.report.png import write_png
 
 # black on white; white on black where the reader's screen is dark
 STYLE = "svg{color:#111;background:#fff}@media(prefers-color-scheme:dark){svg{color:#eee;background:#111}}"
 GREYS = {NONE: 255, PARTIAL: 170, FULL: 20}
-PNG_START = b"\x89PNG\r\n\x1a\n"
 
 
 def write_mask_picture(
@@ -64,17 +62,8 @@ def png_of(mask: Mask, query_len: int, key_len: int, *, batch: int = 0, head: in
         key_len: number of keys.
         batch: batch row that is drawn.
         head: head that is drawn.
-
-    Source: Portable Network Graphics (third edition), W3C 2025, sections 5 and 11.2: 8 bits of grey, no filter.
     """
     cells, _ = find_cells(mask, query_len, key_len, batch=batch, head=head)
     rows = [bytes(GREYS[state] for state in row for _ in range(CELL_PIXELS)) for row in cells.tolist()] or [b""]
     rows = rows if rows[0] else [bytes([GREYS[NONE]])]  # a picture has one pixel at least
-    height = len(rows) * CELL_PIXELS
-    header = struct.pack(">IIBBBBB", len(rows[0]), height, 8, 0, 0, 0, 0)
-    pixels = b"".join((b"\0" + row) * CELL_PIXELS for row in rows)
-    return PNG_START + _chunk(b"IHDR", header) + _chunk(b"IDAT", zlib.compress(pixels)) + _chunk(b"IEND", b"")
-
-
-def _chunk(name: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+    return write_png([row for row in rows for _ in range(CELL_PIXELS)])

@@ -10,7 +10,7 @@ from headwise.report.html import render_html
 from headwise.report.page_data import STATISTICS, heads_json
 
 STYLES = ("base.css", "tables.css", "heads.css", "print.css")
-SCRIPTS = (
+HEAD_SCRIPTS = (
     "dom.js",
     "data.js",
     "colour.js",
@@ -21,6 +21,7 @@ SCRIPTS = (
     "grid.js",
     "sort.js",
     "table.js",
+    "csv.js",
     "main.js",
 )
 
@@ -34,7 +35,7 @@ def render_page(report: Report) -> str:
     return render_html(
         "page.html",
         styles=STYLES,
-        scripts=SCRIPTS,
+        scripts=HEAD_SCRIPTS,
         data=None if report.heads is None else heads_json(report.heads),
         report=report,
         figures=figures,

@@ -67,7 +67,7 @@ def heads_json(inspection: Inspection) -> str:
     was scored for. A head's `values` stand in that order, null where there is no finite number; `held` lists the
     positions of the roles that it holds. Maps are base64 of `AttentionMap.weights`.
     """
-    role_names = list(dict.fromkeys(role.name for head in inspection.heads for role in head.roles))
+    role_names = role_names_of(inspection)
     statistics: list[dict[str, Any]] = [
         {"label": s.label, "unit": s.unit, "about": s.about, "top": s.top, "role": False} for s in STATISTICS
     ]
@@ -91,6 +91,11 @@ def heads_json(inspection: Inspection) -> str:
         "tokens": list(inspection.tokens),
     }
     return json_inside_html(data)
+
+
+def role_names_of(inspection: Inspection) -> list[str]:
+    """Return the roles that any head was scored for, in the order in which they were."""
+    return list(dict.fromkeys(role.name for head in inspection.heads for role in head.roles))
 
 
 def _head(head: HeadStatistics, role_names: list[str]) -> dict[str, Any]:

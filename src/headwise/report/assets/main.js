@@ -4,6 +4,7 @@ if (data && data.heads.length) {
   headView.start();
   gridView.start();
   statisticsTable.start();
+  startCsv();
   document.querySelectorAll("#held [data-layer]").forEach((button) => {
     button.addEventListener("click", () => headView.open(Number(button.dataset.layer), Number(button.dataset.head)));
   });

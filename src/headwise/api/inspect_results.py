@@ -1,0 +1,38 @@
+"""InspectedModel: what `headwise inspect` answers with."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from headwise.inspection.results import Inspection
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectedModel(Inspection):
+    """What the heads of one model do.
+
+    Args:
+        model: its name.
+        source: where it came from.
+        seconds: how long the answer took.
+        page: the file that was written; None = none.
+    """
+
+    model: str
+    source: str
+    seconds: float | None = None
+    page: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result without its maps, which are for a page: a number for each pair of tokens and each head."""
+        return {name: value for name, value in super().to_dict().items() if name != "maps"}
+
+    def to_text(self) -> str:
+        """Return the heads that hold a role, and how the statistics of all heads are spread."""
+        from headwise.report.inspect import inspection_text
+
+        return inspection_text(self)
+
+    def _repr_html_(self) -> str:
+        from headwise.report.inspect_page import notebook_html
+
+        return notebook_html(self)

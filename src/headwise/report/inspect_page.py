@@ -1,0 +1,68 @@
+"""What heads do as a file: a page, a picture, or a table for a spreadsheet."""
+
+import csv
+import html
+import io
+import os
+from pathlib import Path
+
+from headwise.api.inspect_results import InspectedModel
+from headwise.inspection.results import Inspection
+from headwise.report import figures, headlines
+from headwise.report.files import check_writable, write_whole
+from headwise.report.heads_picture import heads_png, heads_svg
+from headwise.report.html import render_html
+from headwise.report.page import HEAD_SCRIPTS, STYLES
+from headwise.report.page_data import STATISTICS, heads_json, role_names_of
+
+
+def write_inspection(result: InspectedModel, path: str | os.PathLike[str]) -> Path:
+    """Write an inspection as what the ending of `path` says: .html, .svg, .png or .csv.
+
+    Raises:
+        MissingExtraError: a page without jinja2.
+        OutputError: the path cannot be written.
+    """
+    kind = Path(path).suffix.lower()
+    if kind == ".png":
+        check_writable(path)
+        Path(path).write_bytes(heads_png(result))
+        return Path(path)
+    write = {".svg": _as_svg, ".csv": heads_csv}.get(kind, render_inspection)
+    return write_whole(write(result), path)
+
+
+def render_inspection(result: InspectedModel) -> str:
+    """Return the page of an inspection as HTML, which loads nothing."""
+    return render_html(
+        "inspect.html",
+        styles=STYLES,
+        scripts=HEAD_SCRIPTS,
+        data=heads_json(result),
+        result=result,
+        figures=figures,
+        headlines=headlines,
+        statistics=STATISTICS,
+    )
+
+
+def heads_csv(inspection: Inspection) -> str:
+    """Return the statistics and roles of all heads, one a line, below a line of names; what is not known is empty."""
+    roles = role_names_of(inspection)
+    written = io.StringIO()
+    table = csv.writer(written, lineterminator="\n")
+    table.writerow(["layer", "head", *(statistic.name for statistic in STATISTICS), *roles])
+    for head in inspection.heads:
+        scores = {role.name: role.score for role in head.roles}
+        values = [getattr(head, statistic.name) for statistic in STATISTICS] + [scores.get(name) for name in roles]
+        table.writerow([head.layer, head.head, *("" if value is None else value for value in values)])
+    return written.getvalue()
+
+
+def notebook_html(result: InspectedModel) -> str:
+    """Return what a notebook shows: the picture of all heads, and below it what is printed."""
+    return f"{_as_svg(result)}<pre>{html.escape(str(result))}</pre>"
+
+
+def _as_svg(result: InspectedModel) -> str:
+    return heads_svg(result, f"{result.model}: {len(result.heads)} heads, queries down, keys across")
