@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from headwise.errors import ConfigError
-from headwise.inspection.walkthrough import explain_example, walk_through
+from headwise.inspection.walkthrough import walk_through
+from headwise.inspection.walkthrough_variants import EXAMPLES, explain_example
 from headwise.masks.patterns import Causal
 
 
@@ -135,8 +136,38 @@ def test_the_result_is_plain_json():
 def test_a_walkthrough_needs_no_torch():
     code = """
 import sys
-from headwise.inspection.walkthrough import explain_example
+from headwise.inspection.walkthrough_variants import explain_example
 explain_example().to_text()
 print("torch" in sys.modules)
 """
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_the_example_of_two_heads_is_torchs_attention_and_so_is_each_variant():
+    example = EXAMPLES["two-heads"]
+    tensors = [torch.tensor(values, dtype=torch.float64) for values in example[:5]]
+
+    def output(*, num_heads=2, is_causal=True, scale=None):
+        x, w_q, w_k, w_v, w_o = tensors
+        q, k, v = ((x @ weight).view(3, num_heads, -1).transpose(0, 1) for weight in (w_q, w_k, w_v))
+        heads = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale)
+        return heads.transpose(0, 1).flatten(1) @ w_o
+
+    walkthrough = explain_example("two-heads")
+    close(walkthrough["output"].values, output().tolist())
+    expected = {
+        "without the scale": output(scale=1.0),
+        "without the mask": output(is_causal=False),
+        "with one head": output(num_heads=1),
+    }
+    assert {variant.name for variant in walkthrough.variants} == set(expected)
+    for variant in walkthrough.variants:
+        close(variant.output, expected[variant.name].tolist())
+        change = (expected[variant.name] - output()).abs().max().item()
+        assert variant.largest_change == pytest.approx(change, abs=1e-12) and change > 0.1
+        assert f"{variant.name}: the output changes by up to {change:.4f}" in walkthrough.to_text()
+
+
+def test_an_example_that_there_is_not_is_named():
+    with pytest.raises(ConfigError, match="example must be one of two-tokens, two-heads; got 'three'"):
+        explain_example("three")

@@ -106,11 +106,32 @@ class Step(Result):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Variant(Result):
+    """The same attention with one thing changed.
+
+    Args:
+        name: what is changed.
+        weights: (T, S) or (H, T, S), as nested tuples.
+        output: (T, any).
+        largest_change: of a number of the output.
+    """
+
+    name: str
+    weights: Any
+    output: Any
+    largest_change: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Walkthrough(Result):
-    """One attention computed step by step, from the tokens to the output; `notes` say what to watch out for."""
+    """One attention computed step by step, from the tokens to the output.
+
+    `notes` say what to watch out for, `variants` how the result changes where a part is left out.
+    """
 
     steps: tuple[Step, ...]
     notes: tuple[str, ...] = ()
+    variants: tuple[Variant, ...] = ()
 
     def __getitem__(self, name: str) -> Step:
         """Return the step of that name.

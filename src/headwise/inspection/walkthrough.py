@@ -20,11 +20,6 @@ EXAMPLE_NOTE = (
 )
 
 
-def explain_example() -> Walkthrough:
-    """Walk through attention of two tokens with one head of two dimensions, small enough to check by hand."""
-    return walk_through(EXAMPLE_X, EXAMPLE_W_Q, EXAMPLE_W_K, EXAMPLE_W_V, notes=(EXAMPLE_NOTE,))
-
-
 def walk_through(
     x: Matrix,
     w_q: Matrix,

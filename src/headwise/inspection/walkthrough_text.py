@@ -2,8 +2,9 @@
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from headwise.inspection.results import Step, Walkthrough
+from headwise.inspection.results import Step, Variant, Walkthrough
 
 COLUMNS = 80
 INDENT = "    "
@@ -13,7 +14,16 @@ def write_walkthrough(walkthrough: Walkthrough) -> str:
     """Write every step with its equation, shape and numbers, within 80 columns."""
     paragraphs = ["\n".join(_write_step(step)) for step in walkthrough.steps]
     paragraphs += [textwrap.fill(note, COLUMNS) for note in walkthrough.notes]
+    paragraphs += ["\n".join(_write_variant(variant)) for variant in walkthrough.variants]
     return "\n\n".join(paragraphs)
+
+
+def _write_variant(variant: Variant) -> Iterator[str]:
+    yield f"{variant.name}: the output changes by up to {format_number(variant.largest_change, whole=False)}"
+    yield "  weights"
+    yield from _write_heads(variant.weights)
+    yield "  output"
+    yield from _write_matrix(variant.output)
 
 
 def _write_step(step: Step) -> Iterator[str]:
@@ -21,12 +31,18 @@ def _write_step(step: Step) -> Iterator[str]:
     yield from textwrap.wrap(f"{step.name} = {step.equation}  [{shape}]", COLUMNS, subsequent_indent=INDENT)
     if not step.shape:
         yield INDENT + format_number(step.values, whole=False)
-    elif len(step.shape) == 2:
-        yield from _write_matrix(step.values)
     else:
-        for number, head in enumerate(step.values):
-            yield f"  head {number}"
-            yield from _write_matrix(head)
+        yield from _write_heads(step.values)
+
+
+def _write_heads(values: Sequence[Any]) -> Iterator[str]:
+    """Write a matrix, or one a head."""
+    if not isinstance(values[0][0], Sequence):
+        yield from _write_matrix(values)
+        return
+    for number, head in enumerate(values):
+        yield f"  head {number}"
+        yield from _write_matrix(head)
 
 
 def _write_matrix(matrix: Sequence[Sequence[float]]) -> Iterator[str]:
