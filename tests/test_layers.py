@@ -14,13 +14,14 @@ MAX_LINES = 350
 # part -> parts that its files may import, besides itself; a file or folder named alone has a rule of its own
 MAY_IMPORT = {
     "errors": set(),
+    "files": {"errors"},  # a page and a cache are written alike: whole or not at all
     "results": set(),
     "collector": set(),
     "kernels": {"results"},  # a choice is a result: it prints itself and turns into JSON
     "masks": {"errors", "results"},
     "config": {"errors", "masks"},
     "positions": {"errors", "config"},
-    "caches": {"errors", "config"},
+    "caches": {"errors", "files", "config"},
     "ops": {"errors", "results", "kernels", "masks"},
     "nn": {"errors", "config", "masks", "positions", "caches", "ops"},
     "integrations": {"errors", "config", "masks", "ops", "caches"},
@@ -35,6 +36,7 @@ MAY_IMPORT = {
     "experiments": {"errors", "results", "config", "masks", "nn", "cost", "inspection"},
     "report": {
         "errors",
+        "files",
         "results",
         "masks",
         "config",

@@ -65,6 +65,23 @@ if TYPE_CHECKING:
     from headwise.cost.workload import Lora as Lora
     from headwise.cost.workload import Workload as Workload
     from headwise.errors import HeadwiseError as HeadwiseError
+    from headwise.inspection.ablate import ablated as ablated
+    from headwise.inspection.ablation_losses import ablation_losses as ablation_losses
+    from headwise.inspection.ablation_losses import pruning_curve as pruning_curve
+    from headwise.inspection.adapters import register_adapter as register_adapter
+    from headwise.inspection.callbacks import AttentionLightningCallback as AttentionLightningCallback
+    from headwise.inspection.callbacks import AttentionTrainerCallback as AttentionTrainerCallback
+    from headwise.inspection.capture import open_reader as open_reader
+    from headwise.inspection.capture import open_stacks as open_stacks
+    from headwise.inspection.detail import Detail as Detail
+    from headwise.inspection.exact import read_weights as read_weights
+    from headwise.inspection.importance import head_importance as head_importance
+    from headwise.inspection.monitor import AttentionMonitor as AttentionMonitor
+    from headwise.inspection.probe import probe_roles as probe_roles
+    from headwise.inspection.pruned import pruned as pruned
+    from headwise.inspection.relations import Relation as Relation
+    from headwise.inspection.rollout import attention_flow as attention_flow
+    from headwise.inspection.rollout import attention_rollout as attention_rollout
     from headwise.integrations.transformers_cache import to_transformers_cache as to_transformers_cache
     from headwise.masks.bigbird import BigBird as BigBird
     from headwise.masks.conventions import mask_from_huggingface as mask_from_huggingface
@@ -114,7 +131,10 @@ _MODULE_OF = {
     "ALiBi": "headwise.config.position",
     "ALiBiBias": "headwise.positions.bias",
     "AttentionConfig": "headwise.config.attention",
+    "AttentionLightningCallback": "headwise.inspection.callbacks",
+    "AttentionMonitor": "headwise.inspection.monitor",
     "AttentionOutput": "headwise.ops.results",
+    "AttentionTrainerCallback": "headwise.inspection.callbacks",
     "BigBird": "headwise.masks.bigbird",
     "Block": "headwise.nn.block",
     "BlockConfig": "headwise.config.model",
@@ -126,6 +146,7 @@ _MODULE_OF = {
     "Causal": "headwise.masks.patterns",
     "Classifier": "headwise.nn.classifier",
     "CrossCache": "headwise.caches.slots",
+    "Detail": "headwise.inspection.detail",
     "Dilated": "headwise.masks.sparse",
     "Documents": "headwise.masks.tables",
     "DynamicNTKScaling": "headwise.config.scaling",
@@ -162,6 +183,7 @@ _MODULE_OF = {
     "PatchEncoderConfig": "headwise.config.vision",
     "PrefixLM": "headwise.masks.sparse",
     "QuantizedCache": "headwise.caches.quantized",
+    "Relation": "headwise.inspection.relations",
     "RollingCache": "headwise.caches.rolling",
     "Rotary": "headwise.config.attention",
     "RotaryPositions": "headwise.positions.rotary",
@@ -178,7 +200,11 @@ _MODULE_OF = {
     "Transformer": "headwise.nn.transformer",
     "Workload": "headwise.cost.workload",
     "YaRNScaling": "headwise.config.scaling",
+    "ablated": "headwise.inspection.ablate",
+    "ablation_losses": "headwise.inspection.ablation_losses",
     "attention": "headwise.ops.attention",
+    "attention_flow": "headwise.inspection.rollout",
+    "attention_rollout": "headwise.inspection.rollout",
     "beam_search": "headwise.nn.beam",
     "bench": "headwise.api.bench",
     "build": "headwise.nn.build",
@@ -192,6 +218,7 @@ _MODULE_OF = {
     "from_torch": "headwise.convert.torch_attention",
     "generate": "headwise.nn.generation",
     "grid_positions": "headwise.positions.grid",
+    "head_importance": "headwise.inspection.importance",
     "inspect": "headwise.api.inspect",
     "language_model_from_huggingface": "headwise.convert.language_model",
     "latent_from_huggingface": "headwise.convert.latent",
@@ -201,10 +228,17 @@ _MODULE_OF = {
     "measure_training_step": "headwise.cost.running.measure",
     "merge_kv_heads": "headwise.convert.surgery",
     "oom": "headwise.api.oom",
+    "open_reader": "headwise.inspection.capture",
+    "open_stacks": "headwise.inspection.capture",
     "predict_ledger": "headwise.cost.memory",
     "predict_step": "headwise.cost.memory",
     "preset": "headwise.config.presets",
+    "probe_roles": "headwise.inspection.probe",
     "prune_heads": "headwise.convert.surgery",
+    "pruned": "headwise.inspection.pruned",
+    "pruning_curve": "headwise.inspection.ablation_losses",
+    "read_weights": "headwise.inspection.exact",
+    "register_adapter": "headwise.inspection.adapters",
     "replay_ledger": "headwise.cost.allocator",
     "seq2seq_from_huggingface": "headwise.convert.seq2seq",
     "stream": "headwise.nn.generation",

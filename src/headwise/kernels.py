@@ -171,18 +171,6 @@ def may_pay_by_blocks(device: str, query_len: int, key_len: int) -> bool:
     return device == "cpu" and query_len >= LEAST_QUERIES and query_len * key_len >= LEAST_PAIRS
 
 
-LEAST_READ = 2**21
-"""Numbers in all keys and values from which on a token's attention is faster by products of our own: those of 8 MiB are
-read from memory anew at each token, at 0.9 to 1.3 times the rate of torch's kernel; of more at up to twice its rate."""
-LEAST_READ_KEYS = 256
-
-
-def may_pay_by_products(device: str, dtype: str, query_len: int, key_len: int, num_read: int) -> bool:
-    """Say whether attention by plain products ("decode") is considered: one query on many keys, in float32 on a CPU."""
-    is_token = query_len == 1 and key_len >= LEAST_READ_KEYS
-    return is_token and device == "cpu" and dtype == "float32" and num_read >= LEAST_READ
-
-
 def _order(case: SdpaCase) -> tuple[str, ...]:
     """Return the kernels in the order in which torch tries them."""
     if case.device == "cpu":

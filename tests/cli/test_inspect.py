@@ -45,6 +45,15 @@ def test_text_fits_80_columns_and_a_file_is_written(capsys, here, out):
     assert f"written: {out}" in printed and (here / out).stat().st_size > 1000
 
 
+def test_costly_statistics_and_probed_roles_come_on_request(capsys):
+    assert main(["inspect", "--text", "two.txt", "--costly", "--roles", "--map-tokens", "0", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert all(head["stable_rank"] >= 1 for head in answer["heads"])
+    assert len(answer["probe"]["heads"]) == 72
+    assert main(["inspect", "mine.py:tiny", "--roles"]) == 2
+    assert "roles are probed with a tokenizer" in capsys.readouterr().err
+
+
 def test_a_module_of_ones_own_is_read_on_random_input(capsys):
     assert main(["inspect", "mine.py:tiny", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)

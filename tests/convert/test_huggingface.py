@@ -715,3 +715,15 @@ def test_every_layer_of_a_real_checkpoint_is_converted():
         tokens, _, expected = call_of(model, block.attention, **inputs)
         # sums of 384 terms of size up to about 10, each rounded by 1.1e-16
         torch.testing.assert_close(from_huggingface(block.attention)(tokens), expected, rtol=0, atol=1e-12)
+
+
+def test_a_layer_with_a_number_of_before_is_refused():
+    import transformers
+
+    config = transformers.LlamaConfig(
+        hidden_size=24, num_attention_heads=6, num_hidden_layers=2, intermediate_size=17, vocab_size=31
+    )
+    model = transformers.LlamaModel(config)
+    config.num_hidden_layers = 1
+    with pytest.raises(UnsupportedError, match=r"layer_idx must be below 1, .* to convert LlamaAttention; got 1"):
+        from_huggingface(model.layers[1].self_attn)

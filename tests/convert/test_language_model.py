@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from headwise.convert.language_model import LAYOUTS, language_model_from_huggingface
 from headwise.errors import UnsupportedError
@@ -112,31 +114,226 @@ def integers(model):
     part.weight = torch.nn.Parameter((10 * part.weight).to(torch.int8), requires_grad=False)
 
 
+def scaled(module, args, output):
+    return (2 * output[0], *output[1:])
+
+
+def swapped(model):
+    model.model.layers[0], model.model.layers[1] = model.model.layers[1], model.model.layers[0]
+
+
+def replaced(path, make_part):
+    """Put another part, made of the old one, at a path of the model."""
+
+    def change(model):
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, make_part(model.get_submodule(path)))
+
+    return change
+
+
+def told(path, name, value):
+    """Set an attribute of a part anew."""
+    return lambda model: setattr(model.get_submodule(path), name, value)
+
+
 CHANGES = {
     "integers": (integers, r"blocks.1.feed_forward.up_proj.weight must be in one of .*; got torch.int8"),
     "adapter": (
-        lambda model: setattr(model.model.layers[0].mlp, "down_proj", Wrapped(model.model.layers[0].mlp.down_proj)),
-        r"body.blocks.0.feed_forward.down_proj must be a plain Linear or .* to convert a LlamaFor.*; got a Wrapped",
+        replaced("model.layers.0.mlp.down_proj", Wrapped),
+        "model.layers.0.mlp.down_proj must be a plain Linear, as the config says, to convert a LlamaForC.*; got a Wrap",
     ),
-    "head with an adapter": (
-        lambda model: setattr(model, "lm_head", Wrapped(model.lm_head)),
-        "projection must be a plain Linear or .*; got a Wrapped",
+    "head with an adapter": (replaced("lm_head", Wrapped), "lm_head must be a plain Linear, .*; got a Wrapped"),
+    "no head": (replaced("lm_head", lambda _: None), "lm_head must be a plain Linear, .*; got None"),
+    "bias of the head": (
+        replaced("lm_head", lambda _: torch.nn.Linear(24, VOCAB)),
+        "lm_head must have the parameters weight, as the config says, .*; got weight, bias",
     ),
     "another norm": (
-        lambda model: setattr(model.model, "norm", torch.nn.GroupNorm(2, 24)),
-        "body.norm must be a plain Linear or .* to convert a LlamaForCausalLM; got a GroupNorm",
+        replaced("model.norm", lambda _: torch.nn.GroupNorm(2, 24)),
+        "model.norm must be a plain LlamaRMSNorm, as the config says, .*; got a GroupNorm",
     ),
     "norm in float32": (
         lambda model: model.bfloat16().model.norm.float(),
         "one dtype .*token_table.weight in torch.bfloat16 and body.norm.weight in torch.float32",
     ),
     "offloaded": (lambda model: model.model.layers[1].to("meta"), "must be in memory .*; got a tensor on meta"),
+    "on meta": (lambda model: model.to("meta"), "must be in memory .*; got a tensor on meta"),
+    "activation": (
+        replaced("model.layers.1.mlp.act_fn", lambda _: torch.nn.ReLU()),
+        "layers.1.mlp.act_fn must be a plain SiLUActivation, .*; got a ReLU",
+    ),
+    "epsilon": (
+        told("model.norm", "variance_epsilon", 0.5),
+        "model.norm.variance_epsilon must be 1e-06, as the config says, .*; got 0.5",
+    ),
+    "config": (
+        lambda model: setattr(model.config, "rms_norm_eps", 0.5),
+        "layers.0.input_layernorm.variance_epsilon must be 0.5, .*; got 1e-06",
+    ),
+    "scale": (
+        told("model.layers.0.self_attn", "scaling", 0.9),
+        r"model.layers.0.self_attn.scaling must be 0\.5, .*; got 0\.9",
+    ),
+    "causality": (
+        told("model.layers.2.self_attn", "is_causal", False),
+        "model.layers.2.self_attn.is_causal must be True, .*; got False",
+    ),
+    "length of vectors": (
+        told("model.embed_tokens", "max_norm", 0.1),
+        r"model.embed_tokens.max_norm must be None, .*; got 0\.1",
+    ),
+    "frequencies": (
+        lambda model: model.model.rotary_emb.inv_freq.mul_(2),
+        "model.rotary_emb.inv_freq must hold what a LlamaRotaryEmbedding computes of the config .*; got other numbers",
+    ),
+    "hook": (
+        lambda model: model.model.layers[0].self_attn.register_forward_hook(scaled),
+        "model.layers.0.self_attn must have no hook and no forward of its own .* remove them first",
+    ),
+    "hook before": (
+        lambda model: model.register_forward_pre_hook(lambda module, args: None),
+        "the model must have no hook and no forward of its own",
+    ),
+    "forward": (
+        told("model.layers.0.mlp", "forward", lambda tokens: tokens),
+        "model.layers.0.mlp must have no hook and no forward of its own",
+    ),
+    "a layer less": (
+        lambda model: model.model.layers.__delitem__(1),
+        "model.layers.2 must be a plain LlamaDecoderLayer, as the config says, .*; got None",
+    ),
+    "a layer more": (
+        lambda model: model.model.layers.append(model.model.layers[0]),
+        "model.layers.3 must not be there, by the config, .*; got a LlamaDecoderLayer",
+    ),
+    "one place of two layers": (
+        told("model.layers.0.self_attn", "layer_idx", 1),
+        "layer_idx must be another number in each layer .*; got 1 in model.layers.0.self_attn and model.layers.1.self",
+    ),
+    "no attention": (
+        replaced("model.layers.1.self_attn", lambda _: None),
+        "layers.1.self_attn must be a plain LlamaAttention, .*; got None",
+    ),
+    "no feed-forward": (
+        replaced("model.layers.1.mlp", lambda _: torch.nn.Sequential()),
+        "layers.1.mlp must be a plain LlamaMLP, .*; got a Sequential",
+    ),
+    "no layers": (replaced("model.layers", lambda _: None), "layers must be a plain ModuleList, .*; got None"),
+    "no body": (replaced("model", lambda _: None), "model must be a plain LlamaModel, .*; got None"),
+    "no layer": (
+        replaced("model.layers.2", lambda _: torch.nn.Identity()),
+        "layers.2 must be a plain LlamaDecoderLayer, .*; got a Identity",
+    ),
 }
 
 
 @pytest.mark.parametrize(("change", "text"), CHANGES.values(), ids=CHANGES)
-def test_weights_that_are_no_plain_ones_are_refused(change, text):
+def test_a_model_that_is_not_what_its_config_says_is_refused(change, text):
     model = make("llama")
     change(model)
     with pytest.raises(UnsupportedError, match=text):
         language_model_from_huggingface(model)
+
+
+def test_layers_with_settings_of_their_own_stay_in_their_places():
+    model = make("smollm3")
+    swapped(model)
+    with pytest.raises(UnsupportedError, match=r"layers.0.self_attn.use_rope must be 1, .*; got 0"):
+        language_model_from_huggingface(model)
+
+
+def test_a_subclass_is_refused():
+    import transformers
+
+    class Other(transformers.LlamaForCausalLM):
+        pass
+
+    with pytest.raises(UnsupportedError, match=r"must be of a class of transformers, not a subclass.*; got a Other"):
+        language_model_from_huggingface(Other(make("llama").config))
+
+
+def pruned(model):
+    del model.model.layers[1]
+    model.config.num_hidden_layers = 2
+
+
+def untied(model):
+    model.lm_head.weight = torch.nn.Parameter(2 * model.lm_head.weight.detach())
+
+
+# What transformers runs as it is: case, change
+STILL_ITSELF = {
+    "layers taken out": ("llama", pruned),
+    "layers in another order": ("llama", swapped),
+    "a longer table": ("llama", lambda model: model.resize_token_embeddings(VOCAB + 4, mean_resizing=False)),
+    "a head tied by hand": (
+        "llama",
+        lambda model: setattr(model.lm_head, "weight", model.model.embed_tokens.weight),
+    ),
+    "a head untied by hand": ("llama, tied", untied),
+    "one that has recorded its states": (
+        "llama",
+        lambda model: model(torch.tensor([[1, 2]]), output_hidden_states=True),
+    ),
+    "gpt2": ("gpt2", lambda model: model(torch.tensor([[1, 2]]), output_hidden_states=True)),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("case", "change"), STILL_ITSELF.values(), ids=STILL_ITSELF)
+def test_a_model_that_still_is_itself_is_converted(case, change):
+    theirs = make(case)
+    change(theirs)
+    ids = torch.randint(1, VOCAB, (BATCH, SEQ))
+    found = language_model_from_huggingface(theirs)(ids)
+    expected = theirs(ids, use_cache=False).logits  # its caches have no place for layers with numbers of before
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)  # as above
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("scaling", ["dynamic", "longrope"])
+def test_frequencies_that_follow_the_text_are_those_of_the_start(scaling):
+    """A long text before makes transformers keep others, of which the next one knows nothing."""
+    lengths = {"original_max_position_embeddings": 16, "short_factor": [1.0, 1.5], "long_factor": [2.0, 3.0]}
+    more = lengths if scaling == "longrope" else {}
+    theirs = make(
+        "llama",
+        max_position_embeddings=32,
+        rope_parameters={"rope_type": scaling, "rope_theta": 100.0, "factor": 2.0, **more},
+    )
+    theirs(torch.randint(1, VOCAB, (1, 40)))
+    ids = torch.randint(1, VOCAB, (BATCH, SEQ))
+    found = language_model_from_huggingface(theirs)(ids)
+    torch.testing.assert_close(found, theirs(ids).logits, rtol=0, atol=1e-5)  # as above
+
+
+class Allocations(TorchDispatchMode):
+    """Counts the bytes of the new tensors that operations return, off the meta device."""
+
+    num_bytes = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        known = {one.untyped_storage()._cdata for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)}
+        for one in tree_leaves(result):
+            if isinstance(one, torch.Tensor) and not one.is_meta and one.untyped_storage()._cdata not in known:
+                self.num_bytes += one.untyped_storage().nbytes()
+        return result
+
+
+@pytest.mark.parametrize("case", ["gpt2", "llama, tied"])
+def test_a_conversion_takes_the_memory_of_the_model_that_it_makes(case):
+    theirs = make(case).to(torch.bfloat16)
+    with Allocations() as allocations:
+        ours = language_model_from_huggingface(theirs)
+    assert {one.dtype for one in ours.parameters()} == {torch.bfloat16}
+    num_bytes = sum(one.numel() * one.element_size() for one in ours.parameters())
+    assert num_bytes <= allocations.num_bytes < num_bytes + 1024  # frequencies of rotary positions, to compare
+
+
+def test_a_conversion_under_another_default_device_is_where_the_model_is():
+    theirs = make("llama")
+    with torch.device("meta"):
+        ours = language_model_from_huggingface(theirs)
+    assert torch.equal(ours.body.token_table.weight, theirs.model.embed_tokens.weight)

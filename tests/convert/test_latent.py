@@ -138,3 +138,27 @@ def test_weights_that_are_no_plain_ones_are_refused():
 def test_another_module_is_not_written_from():
     with pytest.raises(UnsupportedError, match=r"layer must be a LatentAttention, not a subclass, .* got a Linear"):
         latent_to_huggingface(torch.nn.Linear(2, 2), make_model("DeepseekV3").layers[0].self_attn)
+
+
+def test_a_layer_is_made_in_the_mode_of_the_given_one_and_draws_nothing():
+    attention = make_model("DeepseekV3", attention_dropout=0.5).layers[0].self_attn
+    before = torch.get_rng_state()
+    layer = latent_from_huggingface(attention)
+    assert not layer.training and torch.equal(before, torch.get_rng_state())
+    x = torch.randn(BATCH, SEQ, EMBED, dtype=torch.float64)
+    with torch.no_grad():
+        assert torch.equal(layer(x), layer(x))
+        layer = latent_from_huggingface(attention.train())
+        assert layer.training and layer.config.dropout_p == 0.5
+        assert not torch.equal(layer(x), layer(x))
+
+
+@torch.no_grad()
+def test_a_layer_with_a_number_of_before_is_converted():
+    """Layers taken out leave the others with numbers that the config knows nothing of."""
+    model = make_model("DeepseekV3")
+    attention = model.layers[1].self_attn
+    model.config.num_hidden_layers = 1
+    x = torch.randn(BATCH, SEQ, EMBED, dtype=torch.float64)
+    expected = latent_from_huggingface(make_model("DeepseekV3").layers[1].self_attn)(x)
+    assert torch.equal(latent_from_huggingface(attention)(x), expected)

@@ -4,7 +4,9 @@ import transformers
 from torch import nn
 
 from headwise.errors import ModelError
-from headwise.inspection.capture import open_reader
+from headwise.inspection.capture import open_reader, open_stacks
+from headwise.inspection.listening import listen
+from headwise.inspection.stacks import StackNames
 from headwise.masks.data import KeyPadding
 from headwise.masks.patterns import Causal
 from headwise.nn.multihead import MultiHeadAttention
@@ -106,22 +108,6 @@ def test_bloom_whose_attention_is_its_own_is_read_in_eager_mode():
     assert "2 of its 2 layers bypass transformers' AttentionInterface" in notes[0]
 
 
-def test_a_soft_cap_on_scores_is_read_in_eager_mode():
-    config = transformers.Gemma2Config(
-        vocab_size=VOCAB,
-        hidden_size=12,
-        intermediate_size=7,
-        num_attention_heads=3,
-        num_key_value_heads=1,
-        head_dim=4,
-        num_hidden_layers=2,
-        initializer_range=0.5,
-    )
-    weights, _, _, notes = read(transformers.Gemma2Model(config), {"input_ids": IDS})
-    assert len(weights) == 2
-    assert "softcap" in notes[0]
-
-
 LAYER = torch.ones(2, 2, 7, 7) / 7
 
 
@@ -141,10 +127,17 @@ def test_a_model_that_hides_its_attention_is_refused_by_name_and_never_shown_emp
         read(model, {"input_ids": IDS})
 
 
-def test_an_encoder_with_decoder_is_refused_and_its_encoder_is_read():
+def tiny_t5():
+    torch.manual_seed(0)
     config = transformers.T5Config(vocab_size=VOCAB, d_model=8, d_kv=4, d_ff=7, num_layers=2, num_heads=2)
-    model = transformers.T5Model(config).eval()
-    with pytest.raises(ModelError, match=r"T5Model is an encoder and a decoder: .* model.get_encoder\(\)"):
+    return transformers.T5Model(config).eval()
+
+
+def test_an_encoder_with_decoder_wants_inputs_of_both_and_its_encoder_is_read_alone():
+    model = tiny_t5()
+    with pytest.raises(
+        ModelError, match=r"T5Model is an encoder and a decoder: .* model.get_encoder\(\); got input_ids"
+    ):
         read(model, {"input_ids": IDS})
     inputs = {"input_ids": IDS, "attention_mask": PADDED}
     weights, _, _, _ = read(model.get_encoder(), inputs)
@@ -154,11 +147,61 @@ def test_an_encoder_with_decoder_is_refused_and_its_encoder_is_read():
     torch.testing.assert_close(torch.stack(weights), torch.stack(expected))
 
 
-def test_a_model_with_more_attentions_than_layers_is_refused():
+def test_both_stacks_and_cross_attention_are_shown_each_under_its_own_name():
+    model = tiny_t5()
+    inputs = {"input_ids": IDS, "attention_mask": PADDED, "decoder_input_ids": IDS[:, :5]}
+    reader = open_stacks(model, inputs)
+    assert [(stack.name, stack.is_cross, stack.num_layers) for stack in reader.stacks] == [
+        ("encoder", False, 2),
+        ("decoder", False, 2),
+        ("cross", True, 2),
+    ]
+    shown = read_stacks(reader, inputs)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        output = model(**inputs, output_attentions=True)
+    for stack, expected in (
+        ("encoder", output.encoder_attentions),
+        ("decoder", output.decoder_attentions),
+        ("cross", output.cross_attentions),
+    ):
+        torch.testing.assert_close(shown[stack], list(expected))
+    assert shown["cross"][0].shape == (2, 2, 5, TOKENS)
+
+
+def read_stacks(reader, inputs):
+    shown = {stack.name: [] for stack in reader.stacks}
+
+    def observer(stack, number, layer):
+        assert number == len(shown[stack])
+        shown[stack].append(torch.cat([block.weights for block in layer.blocks()], dim=2))
+
+    reader.read(inputs, observer)
+    return shown
+
+
+def test_one_of_several_stacks_is_read_by_its_name_and_none_without():
+    model = tiny_t5()
+    inputs = {"input_ids": IDS, "decoder_input_ids": IDS[:, :5]}
+    known = r"'encoder' \(2 layers\), 'decoder' \(2 layers\), 'cross' \(2 layers\)"
+    with pytest.raises(ModelError, match=f"one stack of attention layers at a time; T5Model has {known}: give stack"):
+        open_reader(model, inputs)
+    with pytest.raises(ModelError, match=f"stack must be one of T5Model's: {known}; got 'self'"):
+        open_reader(model, inputs, stack="self")
+    shapes = []
+    reader = open_reader(model, inputs, stack="cross")
+    reader.read(inputs, lambda number, layer: shapes.append((number, layer.shape)))
+    assert shapes == [(0, (2, 2, 5, TOKENS)), (1, (2, 2, 5, TOKENS))]
+    assert reader.notes == ()
+
+
+def test_cross_attention_of_a_decoder_is_left_out_and_a_note_says_so():
     model = tiny_bert(is_decoder=True, add_cross_attention=True)
-    inputs = {"input_ids": IDS, "encoder_hidden_states": torch.randn(2, 5, WIDTH)}
-    with pytest.raises(ModelError, match="BertModel has 2 layers and calls attention 4 times"):
-        read(model, inputs)
+    inputs = {"input_ids": IDS, "encoder_hidden_states": torch.randn(2, TOKENS, WIDTH)}  # as long as the text itself
+    weights, visible, _, notes = read(model, inputs)
+    assert len(weights) == 2
+    assert not visible[0].triu(1).any()
+    assert notes == ("Cross-attention is left out: 2 layers that read the keys of another text.",)
 
 
 def test_every_part_of_a_model_has_its_training_flag_again():
@@ -314,12 +357,9 @@ def test_torchs_cross_attention_is_not_shown_and_a_note_says_so():
 
 def test_other_modules_are_refused_with_what_is_supported():
     with pytest.raises(
-        ModelError, match=r"nn\.MultiheadAttention or headwise's MultiHeadAttention; Linear is and holds"
+        ModelError, match=r"nn\.MultiheadAttention or headwise's MultiHeadAttention; Linear is and runs none"
     ):
-        open_reader(nn.Linear(2, 3), (hidden(),))
-    mixed = nn.ModuleList([nn.MultiheadAttention(WIDTH, HEADS), MultiHeadAttention(WIDTH, HEADS)])
-    with pytest.raises(ModelError, match="ModuleList mixes"):
-        open_reader(mixed, (hidden(),))
+        open_reader(nn.Linear(WIDTH, 3), (hidden(),))
     with pytest.raises(ModelError, match="give inputs as a dict"):
         open_reader(tiny_bert(), (IDS,))
 
@@ -330,3 +370,159 @@ def test_a_pass_that_skips_a_layer_is_refused():
     model.encoder.layer = model.encoder.layer[:1]
     with pytest.raises(ModelError, match="must call its 2 attention layers once; this one called 1"):
         reader.read({"input_ids": IDS}, lambda number, layer: None)
+
+
+def test_a_pass_that_fails_midway_leaves_the_model_as_it_was():
+    for model, inputs in (
+        (tiny_bert(attention_probs_dropout_prob=0.5), {"input_ids": IDS}),
+        (tiny_bloom(), {"input_ids": IDS}),
+        (tiny_t5(), {"input_ids": IDS, "decoder_input_ids": IDS}),
+        (Stack(), (hidden(),)),
+        (nn.TransformerEncoder(torch_layer(), 2, enable_nested_tensor=False), (hidden(),)),
+    ):
+        model.train()
+        implementation = getattr(getattr(model, "config", None), "_attn_implementation", None)
+        hooks = [(dict(part._forward_hooks), dict(part._forward_pre_hooks)) for part in model.modules()]
+        reader = open_stacks(model, inputs)
+
+        def fail(stack, number, weights):
+            if number == 1:
+                raise RuntimeError("observer")
+
+        with pytest.raises(RuntimeError, match="observer"):
+            reader.read(inputs, fail)
+        assert all(part.training for part in model.modules())
+        assert torch.is_grad_enabled()
+        assert [(part._forward_hooks, part._forward_pre_hooks) for part in model.modules()] == hooks
+        assert getattr(getattr(model, "config", None), "_attn_implementation", None) == implementation
+        assert torch.backends.mha.get_fastpath_enabled()
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_listening_changes_no_output_by_a_bit(implementation):
+    model = tiny_bert()
+    model.set_attn_implementation(implementation)
+    model.eval()
+    inputs = {"input_ids": IDS, "attention_mask": PADDED}
+    with torch.no_grad():
+        expected = model(**inputs).last_hidden_state
+        with listen(model, lambda call: [None for _ in call.weights.blocks()]):
+            output = model(**inputs).last_hidden_state
+    assert torch.equal(output, expected)
+    ours = Stack().eval()
+    with torch.no_grad():
+        expected = ours(hidden())
+        with listen(ours, lambda call: [None for _ in call.weights.blocks()]):
+            assert torch.equal(ours(hidden()), expected)
+
+
+@pytest.mark.parametrize(
+    ("weights", "text"),
+    [
+        (2 * LAYER, "numbers below 0, or that sum to more than 1"),
+        (LAYER - 1, "numbers below 0, or that sum to more than 1"),
+        (torch.ones(2, 2, 8, 8) / 8, "8 weights for each of 8 queries, not one for each token"),  # padded inside
+        (torch.ones(2, 2, 7, 5) / 5, "5 weights for each of 7 queries, not one for each token"),
+    ],
+)
+def test_what_is_no_weights_is_refused(weights, text, monkeypatch):
+    model = tiny_bloom().transformer
+
+    def forward(*args, **keywords):
+        return transformers.modeling_outputs.BaseModelOutput(
+            last_hidden_state=torch.zeros(2, 7, 8), attentions=(LAYER, weights)
+        )
+
+    monkeypatch.setattr(model, "forward", forward)
+    with pytest.raises(ModelError, match=f"returned {text}"):
+        read(model, {"input_ids": IDS})
+
+
+def test_a_model_that_fails_when_it_is_asked_for_weights_is_refused_in_one_line(monkeypatch):
+    model = tiny_bloom().transformer
+
+    def forward(*args, output_attentions=False, **keywords):
+        if output_attentions:
+            raise TypeError("'NoneType' object is not subscriptable\nmore")
+
+    monkeypatch.setattr(model, "forward", forward)
+    with pytest.raises(ModelError, match=r"returned no weights but TypeError: 'NoneType' object is not subscriptable$"):
+        read(model, {"input_ids": IDS})
+
+
+def test_a_stack_with_a_layer_that_is_not_heard_is_refused_and_not_numbered_wrong():
+    class BareAttention(nn.Module):
+        def forward(self, hidden_states, **keywords):
+            return hidden_states, None
+
+    config = transformers.LlamaConfig(
+        vocab_size=VOCAB, hidden_size=12, num_attention_heads=3, num_hidden_layers=2, intermediate_size=7
+    )
+    model = transformers.LlamaModel(config)
+    model.layers[0].self_attn = BareAttention()
+    with pytest.raises(ModelError, match="1 of its 2 layers bypass"):
+        read(model, {"input_ids": IDS})
+
+
+def test_stacks_of_one_kind_are_told_apart_by_what_holds_them():
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            make = lambda: nn.TransformerDecoderLayer(WIDTH, HEADS, dim_feedforward=5, batch_first=True)  # noqa: E731
+            self.left, self.right = nn.TransformerDecoder(make(), 2), nn.TransformerDecoder(make(), 1)
+
+        def forward(self, x, memory):
+            return self.right(self.left(x, memory), memory)
+
+    reader = open_stacks(Pair(), (hidden(), torch.randn(2, 5, WIDTH)))
+    assert {(stack.name, stack.is_cross, stack.num_layers) for stack in reader.stacks} == {
+        ("left", False, 2),
+        ("left cross", True, 2),
+        ("right", False, 1),
+        ("right cross", True, 1),
+    }
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_model_is_tried_on_the_first_real_tokens_of_the_first_text(side):
+    model, lengths = tiny_bert(), []
+    ids = torch.randint(1, VOCAB, (3, 101))
+    mask = torch.ones_like(ids)
+    mask[0, slice(0, 90) if side == "left" else slice(11, None)] = 0
+    model.register_forward_pre_hook(
+        lambda _, args, keywords: lengths.append(keywords["attention_mask"].tolist()), with_kwargs=True
+    )
+    open_reader(model, {"input_ids": ids, "attention_mask": mask})
+    assert lengths == [[[1] * 11 if side == "left" else [1] * 11 + [0] * 21]]
+
+
+def test_a_model_that_reads_short_texts_in_another_way_for_good_is_tried_on_a_whole_one():
+    config = transformers.BigBirdConfig(
+        vocab_size=VOCAB,
+        hidden_size=12,
+        num_attention_heads=3,
+        num_hidden_layers=2,
+        intermediate_size=7,
+        block_size=6,
+        num_random_blocks=1,
+        max_position_embeddings=64,
+    )
+    model = transformers.BigBirdModel(config)
+    reader = open_reader(model, {"input_ids": torch.randint(1, VOCAB, (2, 48))})
+    assert model.attention_type == "block_sparse"
+    assert "eager" in reader.notes[0]
+
+
+def test_places_that_no_part_of_their_path_tells_apart_have_their_whole_path_for_a_name():
+    model = nn.Module()
+    names = StackNames(model, by_path=True)
+    places = [("a.b", False), ("b.a", False), ("", False), ("x.layers.*.self_attn", True), ("x.layers.*.other", True)]
+    stacks = names.name_places([*places, places[0]])
+    assert [(stack.name, stack.num_layers) for stack in stacks.values()] == [
+        ("a.b", 2),
+        ("b.a", 1),
+        ("self", 1),
+        ("self_attn cross", 1),
+        ("other cross", 1),
+    ]
+    assert str(stacks[places[0]]) == "'a.b' (2 layers)"

@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import tokenizers
@@ -8,9 +9,11 @@ import transformers
 from tokenizers import models, pre_tokenizers, processors
 from torch import nn
 
-from headwise.errors import ModelError, TextError
+from headwise.errors import ConfigError, ModelError, TextError
+from headwise.inspection.detail import Detail
 from headwise.inspection.inspect import inspect_inputs, inspect_texts
 from headwise.inspection.maps import weights_to_bytes
+from headwise.inspection.relations import Relation
 from headwise.integrations import layer_weights
 from headwise.masks.data import KeyPadding
 from headwise.nn.multihead import MultiHeadAttention
@@ -306,3 +309,98 @@ def test_weights_that_are_not_numbers_have_no_sparsity():
     layer.q_proj.weight.data.fill_(float("nan"))
     head = inspect_inputs(layer, {"query": torch.ones(1, 4, 6)}).heads[0]
     assert math.isnan(head.sparsity) and math.isnan(head.entropy)
+
+
+def test_detail_is_measured_on_the_shown_text_beside_the_same_statistics():
+    relation = Relation(name="neighbours", pairs=((2, 1, 2), (0, 4, 3)))
+    detail = Detail(costly=True, across_layers=True, top_keys=2, overview_cells=4, relations=(relation,))
+    model = bert()
+    plain = inspect_texts(model, tokenizer(), TEXTS, show=2)
+    result = inspect_texts(model, tokenizer(), TEXTS, show=2, detail=detail)
+    assert result.maps == plain.maps
+    assert_same_heads(result.heads, plain.heads, tolerance=0)
+    assert plain.heads[0].stable_rank is None
+    assert 1 <= result.heads[0].stable_rank <= 10
+    assert 1 <= result.heads[0].num_keys_for_90_percent <= 10
+    assert [len(each.divergence) for each in result.divergences] == [HEADS] * LAYERS
+    across = result.divergence_across_layers
+    assert across.heads == tuple((head.layer, head.head) for head in result.heads)
+    for layer, each in enumerate(result.divergences):
+        own = slice(layer * HEADS, (layer + 1) * HEADS)
+        for row, other in zip(each.divergence, across.divergence[own], strict=True):
+            assert row == pytest.approx(other[own], rel=1e-9)
+    assert [(each.layer, each.head, each.num_queries) for each in result.top_keys] == [
+        (head.layer, head.head, 7) for head in result.heads
+    ]
+    assert [(each.tile, each.num_queries) for each in result.overviews] == [(2, 4)] * LAYERS * HEADS
+    (scores,) = result.relations
+    first, third = (inspect_texts(model, tokenizer(), [TEXTS[n]], detail=Detail(top_keys=1)).top_keys for n in (0, 2))
+    for head, of_first, of_third in zip(scores.heads, first, third, strict=True):
+        follows = (of_first.of_query(4)[0][0] == 3) + (of_third.of_query(1)[0][0] == 2)
+        assert head.share == follows / 2
+
+
+def test_the_null_of_a_relation_is_another_inspection():
+    detail = Detail(relations=(Relation(name="neighbours", pairs=((0, 1, 2), (0, 4, 3))),))
+    null = inspect_texts(bert(), tokenizer(), TEXTS[:1], detail=detail)
+    (scores,) = inspect_texts(bert(), tokenizer(), TEXTS[:1], detail=replace(detail, null=null)).relations
+    assert [head.null_share for head in scores.heads] == [head.share for head in null.relations[0].heads]
+
+
+# weights are float32: in a batch of other size or padding their sums are rounded apart by some 1e-7
+ROUNDED = 1e-6
+
+
+def weights_of_pairs(texts, *pairs, **settings):
+    detail = Detail(relations=(Relation(name="neighbours", pairs=pairs),))
+    (scores,) = inspect_texts(bert(), tokenizer(), texts, detail=detail, **settings).relations
+    return [head.weight for head in scores.heads]
+
+
+def test_relations_are_of_the_first_window_of_a_text():
+    texts = ["a b c d e f g h", "i j k l m n"]
+    in_windows = weights_of_pairs(texts, (1, 2, 1), window=6)
+    assert in_windows == pytest.approx(weights_of_pairs(["i j k l"], (0, 2, 1)), abs=ROUNDED)
+    with pytest.raises(TextError, match="from 0 to 5, as text 1 is read"):
+        weights_of_pairs(texts, (1, 6, 1), window=6)
+
+
+def test_relations_do_not_depend_on_the_batches_that_texts_are_read_in():
+    pairs = ((0, 1, 2), (1, 2, 1), (2, 4, 3))
+    together, apart = (weights_of_pairs(TEXTS, *pairs, batch_size=size) for size in (3, 1))
+    assert together == pytest.approx(apart, abs=ROUNDED)
+    alone = [weights_of_pairs([text], (0, *tokens)) for text, (_, *tokens) in zip(TEXTS, pairs, strict=True)]
+    assert together == pytest.approx([sum(each) / 3 for each in zip(*alone, strict=True)], abs=ROUNDED)
+
+
+def test_relations_of_plain_inputs_are_of_rows_of_the_batch():
+    relation = Relation(name="neighbours", pairs=((1, 3, 2), (0, 4, 4)))
+    layer = MultiHeadAttention(12, HEADS).eval()
+    x = torch.randn(2, 5, 12, generator=torch.Generator().manual_seed(0))
+    result = inspect_inputs(layer, {"query": x}, detail=Detail(relations=(relation,), top_keys=1), show=1)
+    for head, top in zip(result.relations[0].heads, result.top_keys, strict=True):
+        assert head.share >= 0.5 * (top.of_query(3)[0][0] == 2)
+    with pytest.raises(TextError, match="from 0 to 4, as text 0 is read"):
+        inspect_inputs(layer, {"query": x}, detail=Detail(relations=(Relation(name="no", pairs=((0, 5, 0),)),)))
+
+
+def test_blocks_are_computed_once_for_all_that_looks_at_them(monkeypatch):
+    starts = []
+    block = layer_weights.ProjectedWeights.block
+
+    def count(self, start, stop):
+        starts.append(start)
+        return block(self, start, stop)
+
+    monkeypatch.setattr(layer_weights.ProjectedWeights, "block", count)
+    relation = Relation(name="neighbours", pairs=((0, 1, 2),))
+    inspect_texts(bert(), tokenizer(), TEXTS, detail=Detail(top_keys=2, overview_cells=4, relations=(relation,)))
+    trial = LAYERS * [0]
+    assert starts in ([0] * LAYERS, trial + [0] * LAYERS)
+
+
+def test_negative_counts_of_a_detail_are_refused():
+    with pytest.raises(ConfigError, match="top_keys must be between 0"):
+        Detail(top_keys=-1)
+    with pytest.raises(ConfigError, match="overview_cells must be between 0"):
+        Detail(overview_cells=-3)

@@ -10,8 +10,8 @@ BATCH, HEADS, KV_HEADS, QUERIES, KEYS, HEAD_DIM = 2, 6, 3, 7, 11, 5
 SCALE = 0.3
 
 
-def loop_softmax(query, key, *, scale, allows, bias=None):
-    """Weights by plain loops in float64: query head h reads key head h // (H / K)."""
+def loop_softmax(query, key, *, scale, allows, bias=None, softcap=None, sink=None):
+    """Weights by plain loops in float64: query head h reads key head h // (H / K); a sink is one more key."""
     batch, num_heads, query_len, _ = query.shape
     group = num_heads // key.shape[1]
     weights = torch.zeros(batch, num_heads, query_len, key.shape[2], dtype=torch.float64)
@@ -24,9 +24,11 @@ def loop_softmax(query, key, *, scale, allows, bias=None):
                         dot = sum(
                             x * y for x, y in zip(query[b, h, i].tolist(), key[b, h // group, j].tolist(), strict=True)
                         )
-                        powers[j] = math.exp(scale * dot + (bias[b, h, i, j].item() if bias is not None else 0.0))
+                        score = scale * dot if softcap is None else softcap * math.tanh(scale * dot / softcap)
+                        powers[j] = math.exp(score + (bias[b, h, i, j].item() if bias is not None else 0.0))
+                total = sum(powers.values()) + (0.0 if sink is None else math.exp(sink[h].item()))
                 for j, power in powers.items():
-                    weights[b, h, i, j] = power / sum(powers.values())
+                    weights[b, h, i, j] = power / total
     return weights
 
 
@@ -55,6 +57,46 @@ def test_recomputed_weights_equal_plain_loops_with_grouped_heads_mask_and_bias(q
     expected = loop_softmax(query, key, scale=SCALE, allows=lambda b, h, i, j: mask[b, h, i, j].item(), bias=bias)
     torch.testing.assert_close(all_weights(layer), expected, rtol=1e-12, atol=1e-14)
     assert torch.equal(all_visible(layer), mask)
+
+
+def test_a_cap_comes_before_the_bias_and_a_sink_takes_its_share(q_and_k):
+    query, key = q_and_k
+    generator = torch.Generator().manual_seed(3)
+    mask = torch.rand(BATCH, HEADS, QUERIES, KEYS, generator=generator) < 0.7
+    mask[1, :, 3] = False  # a query that sees nothing but the sink
+    bias = 3 * torch.randn(BATCH, HEADS, QUERIES, KEYS, generator=generator, dtype=torch.float64)
+    sink = torch.randn(HEADS, generator=generator, dtype=torch.float64)
+    layer = ProjectedWeights(query=query, key=key, scale=SCALE, mask=mask, bias=bias, softcap=0.5, sink=sink)
+    expected = loop_softmax(
+        *(query, key),
+        scale=SCALE,
+        allows=lambda b, h, i, j: mask[b, h, i, j].item(),
+        bias=bias,
+        softcap=0.5,
+        sink=sink,
+    )
+    torch.testing.assert_close(all_weights(layer), expected, rtol=1e-12, atol=1e-14)
+    assert all_weights(layer).sum(dim=-1).max() < 1
+    assert not all_weights(layer)[1, :, 3].any()
+
+
+def test_masks_and_biases_that_are_functions_are_asked_for_the_rows_of_each_block(q_and_k, monkeypatch):
+    query, key = q_and_k
+    generator = torch.Generator().manual_seed(4)
+    mask = torch.rand(BATCH, HEADS, QUERIES, KEYS, generator=generator) < 0.6
+    bias = torch.randn(1, HEADS, QUERIES, KEYS, generator=generator, dtype=torch.float64)
+    whole = ProjectedWeights(query=query, key=key, scale=SCALE, mask=mask, bias=bias)
+    asked = []
+
+    def mask_rows(index):
+        asked.append(index.tolist())
+        return mask[:, :, index]
+
+    parts = ProjectedWeights(query=query, key=key, scale=SCALE, mask=mask_rows, bias=lambda index: bias[:, :, index])
+    expected = all_weights(whole)
+    monkeypatch.setattr(layer_weights, "BLOCK_ELEMENTS", 2 * BATCH * HEADS * KEYS)
+    torch.testing.assert_close(all_weights(parts), expected, rtol=1e-12, atol=1e-14)
+    assert asked == [[0, 1], [2, 3], [4, 5], [6]]
 
 
 def test_a_causal_layer_without_mask_shows_no_later_key(q_and_k):

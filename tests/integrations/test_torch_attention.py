@@ -10,14 +10,11 @@ BATCH, TOKENS, HEADS, WIDTH = 3, 7, 2, 10
 
 
 def observe(module, *args, **keywords):
-    layers = []
-
-    def observer(layer, weights):
-        layers.append(weights)
-
-    with torch.no_grad(), observe_multihead_attention(module, observer):
+    calls = []
+    with torch.no_grad(), observe_multihead_attention(module, calls.append):
         output = module(*args, **keywords)
-    return layers, output
+    assert not any(call.is_cross for call in calls)
+    return [call.weights for call in calls], output
 
 
 def weights_of(layer):
@@ -155,10 +152,31 @@ def test_a_whole_encoder_is_read_in_eval_mode_where_its_fused_path_would_pass_th
     torch.testing.assert_close(output[~padding], plain[~padding], rtol=0, atol=1e-5)
 
 
-def test_cross_attention_is_not_shown():
-    decoder = nn.TransformerDecoderLayer(WIDTH, HEADS, dim_feedforward=13, batch_first=True).eval()
-    layers, _ = observe(decoder, tokens(BATCH, TOKENS, WIDTH), tokens(BATCH, 5, WIDTH))
-    assert [layer.shape for layer in layers] == [(BATCH, HEADS, TOKENS, TOKENS)]
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("keywords", [{}, {"kdim": 3, "vdim": 13}])
+def test_cross_attention_is_told_and_its_weights_are_those_that_the_layer_returns(batch_first, keywords):
+    layer = make_layer(batch_first=batch_first, **keywords)
+    x, key, value = tokens(BATCH, TOKENS, WIDTH), tokens(BATCH, 5, layer.kdim), tokens(BATCH, 5, layer.vdim)
+    if not batch_first:
+        x, key, value = (each.transpose(0, 1) for each in (x, key, value))
+    padding = torch.zeros(BATCH, 5, dtype=torch.bool)
+    padding[0, 3:] = True
+    calls = []
+    with torch.no_grad(), observe_multihead_attention(layer, calls.append):
+        _, expected = layer(x, key, value, key_padding_mask=padding, average_attn_weights=False)
+    (call,) = calls
+    assert call.is_cross
+    assert call.module is layer
+    assert torch.equal(call.weights.real_tokens, ~padding)
+    torch.testing.assert_close(weights_of(call.weights), expected, rtol=0, atol=1e-6)
+
+
+def test_a_subclass_that_somebody_else_listens_to_is_left_out():
+    layer = TorchMultiheadAttention(WIDTH, HEADS)
+    calls = []
+    with observe_multihead_attention(layer, calls.append, without=(TorchMultiheadAttention,)):
+        layer(*[tokens(TOKENS, WIDTH)] * 3)
+    assert calls == []
 
 
 @pytest.mark.parametrize("keywords", [{"add_bias_kv": True}, {"add_zero_attn": True}])
@@ -172,7 +190,7 @@ def test_hooks_and_fast_path_are_as_before_also_after_a_failure():
     layer = make_layer(batch_first=True)
     x = tokens(BATCH, TOKENS, WIDTH)
 
-    def fail(module, weights):
+    def fail(call):
         raise RuntimeError("observer")
 
     with pytest.raises(RuntimeError, match="observer"), observe_multihead_attention(layer, fail):

@@ -7,12 +7,12 @@ import transformers
 
 from headwise.errors import UnsupportedError
 from headwise.integrations.transformers_attention import (
-    CAPTURE_NAME,
     is_transformers_model,
     keep_implementation,
     observe_attention,
     use_eager_attention,
 )
+from headwise.integrations.transformers_backend import register
 
 LAYERS = 3
 VOCAB = 53
@@ -58,14 +58,14 @@ def attention_mask(padding):
 
 
 def observe(model, **inputs):
-    weights = {}
+    weights = []
 
-    def observer(number, layer):
-        weights[number] = torch.cat([block.weights for block in layer.blocks()], dim=2)
+    def listener(call):
+        assert not call.is_cross
+        weights.append(torch.cat([block.weights for block in call.weights.blocks()], dim=2))
 
-    with torch.no_grad(), observe_attention(model, observer) as count:
+    with torch.no_grad(), observe_attention(model, listener):
         output = model(**inputs)
-    assert count.calls == len(weights)
     return weights, output
 
 
@@ -89,31 +89,76 @@ def test_observed_weights_equal_those_of_eager_mode_on_real_queries(family, padd
         assert not observed[layer].isnan().any()
 
 
+@pytest.mark.parametrize("implementation", ["sdpa", "eager", "headwise"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_output_is_that_of_sdpa_to_the_bit(family):
+def test_the_output_is_that_of_the_models_own_implementation_to_the_bit(family, implementation):
     torch.manual_seed(0)
+    register()
     model = FAMILIES[family]()
-    inputs = {"input_ids": IDS, "attention_mask": attention_mask("right")}
-    _, output = observe(model, **inputs)
-    assert model.config._attn_implementation == "sdpa"
-    with torch.no_grad():
-        expected = model(**inputs)
-    assert torch.equal(output.last_hidden_state, expected.last_hidden_state)
-
-
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-def test_a_model_has_its_own_implementation_again_also_after_a_failure(implementation):
-    model = llama()
     model.set_attn_implementation(implementation)
-    observe(model, input_ids=IDS)
+    inputs = {"input_ids": IDS, "attention_mask": attention_mask("right")}
+    with torch.no_grad():
+        expected = model(**inputs).last_hidden_state
+    weights, output = observe(model, **inputs)
     assert model.config._attn_implementation == implementation
+    assert len(weights) == LAYERS
+    if implementation != "headwise":
+        assert torch.equal(output.last_hidden_state, expected)
+    else:
+        # the mask that was looked at is a table from then on, whose kernel sums in another order
+        torch.testing.assert_close(output.last_hidden_state, expected, rtol=1e-5, atol=1e-5)
 
-    def fail(number, layer):
-        raise RuntimeError("observer")
 
-    with pytest.raises(RuntimeError, match="observer"), observe_attention(model, fail):
+def test_an_implementation_whose_masks_cannot_be_read_gives_way_to_sdpa_meanwhile():
+    torch.manual_seed(0)
+    model = llama()
+    inputs = {"input_ids": IDS, "attention_mask": attention_mask("left")}
+    expected, _ = observe(model, **inputs)
+    model.config._attn_implementation_internal = "flash_attention_2"  # needs a GPU to be set by the public setter
+    weights, _ = observe(model, **inputs)
+    assert model.config._attn_implementation == "flash_attention_2"
+    torch.testing.assert_close(weights, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager", "flash_attention_2"])
+def test_a_failure_in_the_middle_leaves_nothing_behind(implementation):
+    model = llama()
+    model.config._attn_implementation_internal = implementation
+    get_interface = transformers.AttentionInterface.get_interface
+    heard = []
+
+    def fail(call):
+        heard.append(call.module)
+        if len(heard) == 2:
+            raise RuntimeError("listener")
+
+    with pytest.raises(RuntimeError, match="listener"), observe_attention(model, fail):
         model(input_ids=IDS)
+    assert len(heard) == 2
     assert model.config._attn_implementation == implementation
+    assert transformers.AttentionInterface.get_interface is get_interface
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+
+
+def test_the_interface_is_transformers_own_again_after_the_last_of_several_uses():
+    get_interface = transformers.AttentionInterface.get_interface
+    first, second = bert(), gpt2()
+    heard = {"first": 0, "second": 0}
+
+    def count(name):
+        def listener(call):
+            heard[name] += 1
+
+        return listener
+
+    with torch.no_grad(), observe_attention(first, count("first")):
+        with observe_attention(second, count("second")):
+            second(input_ids=IDS)
+            first(input_ids=IDS)  # belongs to the outer one
+        first(input_ids=IDS)
+        second(input_ids=IDS)  # which nobody listens to any more
+    assert heard == {"first": 2 * LAYERS, "second": LAYERS}
+    assert transformers.AttentionInterface.get_interface is get_interface
 
 
 def test_sub_configs_have_their_own_implementations_again():
@@ -131,60 +176,85 @@ def test_sub_configs_have_their_own_implementations_again():
     configs = (model.config, model.config.text_config, model.config.vision_config)
     before = [config._attn_implementation for config in configs]
     assert before[1:] == ["eager", "sdpa"]
-    with observe_attention(model, lambda number, layer: None):
-        assert {config._attn_implementation for config in configs} == {CAPTURE_NAME}
+    configs[1]._attn_implementation_internal = before[1] = "flex_attention"
+    with observe_attention(model, lambda call: None):
+        assert [config._attn_implementation for config in configs[1:]] == ["sdpa", "sdpa"]
     assert [config._attn_implementation for config in configs] == before
 
 
-def test_nothing_of_a_model_or_an_observer_stays_behind():
+def test_nothing_of_a_model_or_a_listener_stays_behind():
     model = bert()
     seen = []
 
-    def observer(number, layer):
-        seen.append(number)
+    def listener(call):
+        seen.append(call.weights.shape)
 
-    with torch.no_grad(), observe_attention(model, observer):
+    with torch.no_grad(), observe_attention(model, listener):
         model(input_ids=IDS)
-    assert seen == [0, 1, 2]
-    references = [weakref.ref(model), weakref.ref(observer)]
-    del model, observer
+    assert len(seen) == LAYERS
+    references = [weakref.ref(model), weakref.ref(listener)]
+    del model, listener
     gc.collect()
     assert [reference() for reference in references] == [None, None]
 
 
-def test_one_name_is_registered_once():
-    with observe_attention(bert(), lambda number, layer: None):
-        registered = dict(transformers.AttentionInterface())
-    with observe_attention(bert(), lambda number, layer: None):
-        assert dict(transformers.AttentionInterface()) == registered
-
-
 def test_a_causal_text_without_padding_keeps_the_fast_path_that_needs_no_mask():
     model, masks = llama(), []
-    with torch.no_grad(), observe_attention(model, lambda _, layer: masks.append((layer.mask, layer.is_causal))):
+
+    def listener(call):
+        masks.append((call.weights.mask, call.weights.is_causal))
+
+    with torch.no_grad(), observe_attention(model, listener):
         model(input_ids=IDS, attention_mask=attention_mask("none"))
     assert masks == [(None, True)] * LAYERS
 
 
-def test_a_model_with_attention_of_its_own_is_counted_as_zero_calls():
-    config = transformers.BloomConfig(vocab_size=VOCAB, hidden_size=16, n_head=2, n_layer=2)
-    model = transformers.BloomModel(config).eval()
-    observed, _ = observe(model, input_ids=IDS)
-    assert observed == {}
-
-
-def test_scores_that_queries_and_keys_do_not_tell_are_refused():
-    config = transformers.Gemma2Config(
-        **SIZES,
-        hidden_size=24,
-        intermediate_size=7,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        head_dim=4,
-        num_hidden_layers=1,
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_a_layer_that_calls_itself_causal_is_so_where_its_function_reads_it(implementation):
+    """Without a mask, sdpa goes by the layer's word; eager functions do not."""
+    config = transformers.ViTConfig(
+        hidden_size=12, num_attention_heads=3, num_hidden_layers=1, intermediate_size=7, image_size=8, patch_size=4
     )
-    with pytest.raises(UnsupportedError, match="Gemma2Attention gives softcap"):
-        observe(transformers.Gemma2Model(config).eval(), input_ids=IDS)
+    model = transformers.ViTModel(config).eval()
+    model.set_attn_implementation(implementation)
+    for part in model.modules():
+        if hasattr(part, "is_causal"):
+            part.is_causal = True
+    (weights,), _ = observe(model, pixel_values=torch.randn(2, 3, 8, 8))
+    assert bool(weights.triu(1).any()) == (implementation == "eager")
+
+
+def test_a_model_with_attention_of_its_own_is_not_heard():
+    config = transformers.BloomConfig(vocab_size=VOCAB, hidden_size=16, n_head=2, n_layer=2)
+    observed, _ = observe(transformers.BloomModel(config).eval(), input_ids=IDS)
+    assert observed == []
+
+
+def test_what_queries_and_keys_do_not_tell_is_refused(monkeypatch):
+    model = llama()
+    layer = model.layers[1].self_attn
+    forward = type(layer).forward
+    monkeypatch.setattr(layer, "forward", lambda *args, **keywords: forward(layer, *args, indices=IDS, **keywords))
+    with pytest.raises(UnsupportedError, match="LlamaAttention gives indices"):
+        observe(model, input_ids=IDS)
+
+
+def test_cross_attention_is_told_from_self_attention_where_both_texts_are_of_one_length():
+    config = transformers.BartConfig(
+        vocab_size=VOCAB,
+        d_model=12,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=3,
+        decoder_attention_heads=3,
+        encoder_ffn_dim=7,
+        decoder_ffn_dim=7,
+        max_position_embeddings=32,
+    )
+    model, heard = transformers.BartModel(config).eval(), []
+    with torch.no_grad(), observe_attention(model, lambda call: heard.append(call.is_cross)):
+        model(input_ids=IDS, decoder_input_ids=IDS)
+    assert heard == [False, False, True]
 
 
 def test_every_config_inside_a_model_reads_eager_while_it_is_asked_to():

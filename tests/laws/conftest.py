@@ -70,10 +70,12 @@ def small_blocks():
         patch.setattr(rows, "OVERHEAD_PAIRS", 0)
         patch.setattr(decode, "BAG", 3)
         patch.setattr(decode, "LEAST_KEYS", 4)
-        patch.setattr(decode, "CHUNK", 3)
+        patch.setattr(decode, "PIECE", 20)
+        decode._places.cache_clear()
         visits._plan_parts_once.cache_clear()
         yield
     visits._plan_parts_once.cache_clear()
+    decode._places.cache_clear()
 
 
 @pytest.fixture

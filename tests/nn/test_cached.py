@@ -6,12 +6,14 @@ import sys
 import pytest
 import torch
 
+import headwise
 from headwise.caches.paged import PagedCache
 from headwise.caches.quantized import QuantizedCache
 from headwise.caches.rolling import RollingCache
 from headwise.caches.slots import CrossCache, GrowingCache, StaticCache
 from headwise.config.attention import ALiBi, Rotary, T5Bias
 from headwise.config.scaling import DynamicNTKScaling
+from headwise.cost.kv import kv_cache_bytes
 from headwise.errors import ConfigError, UnsupportedError
 from headwise.masks.data import KeyPadding
 from headwise.masks.patterns import Causal, Full, SlidingWindow
@@ -167,3 +169,61 @@ def test_a_compiled_step_serves_every_length():
     """In an interpreter of its own: the type checks that the other tests run with cannot be compiled."""
     result = subprocess.run([sys.executable, "-c", GRAPHS], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
+
+
+def test_a_call_that_is_refused_leaves_the_cache_alone():
+    layer = headwise.MultiHeadAttention(12, 3, mask=headwise.Causal(), impl="sdpa").eval()
+    cache, tokens = headwise.GrowingCache(), torch.randn(2, 5, 12)
+    with torch.no_grad():
+        with pytest.raises(UnsupportedError, match="do not return weights"):
+            layer.attend(tokens, cache=cache, return_weights=True)
+        assert cache.lengths == ()
+        torch.testing.assert_close(layer(tokens, cache=cache), layer(tokens), rtol=0, atol=1e-6)
+
+
+def test_a_cross_cache_that_was_emptied_takes_another_source():
+    layer = headwise.MultiHeadAttention(12, 3).eval()
+    cache, tokens = headwise.CrossCache(), torch.randn(2, 5, 12)
+    with torch.no_grad():
+        for length in (7, 3, 7):
+            source = torch.randn(2, length, 12)
+            for _ in range(2):  # the second call reads what the first has projected
+                found = layer(tokens, source, cache=cache)
+                torch.testing.assert_close(found, layer(tokens, source), rtol=0, atol=1e-6)
+            cache.reset()
+
+
+@pytest.mark.parametrize(
+    ("mask", "window"),
+    [
+        (headwise.LocalWindow(4, 0), 5),
+        (headwise.Causal() & headwise.SlidingWindow(5), 5),
+        (headwise.Causal() & headwise.LocalWindow(4, 4), 5),
+        (headwise.Causal(), None),
+        (headwise.Causal() & ~headwise.SlidingWindow(5), None),
+    ],
+    ids=str,
+)
+def test_a_model_caches_what_its_masks_look_back_on(mask, window):
+    attention = headwise.AttentionConfig(embed_dim=12, num_heads=3, mask=mask)
+    block = headwise.BlockConfig(
+        attention=attention, feed_forward=headwise.FeedForwardConfig(embed_dim=12, hidden_dim=13)
+    )
+    config = headwise.ModelConfig(
+        name="one layer",
+        model_type="headwise",
+        kind="decoder",
+        embed_dim=12,
+        vocab_size=17,
+        max_positions=99,
+        blocks=(block,),
+        head=headwise.OutputHead(kind="language_model", num_outputs=17),
+    )
+    model = headwise.build(config).eval()
+    cache = model.make_cache()
+    assert cache.layers[0].window_size == window
+    ids = torch.randint(17, (2, 30))
+    with torch.no_grad():
+        found = torch.cat([model(one, cache=cache) for one in ids.split(1, dim=1)], dim=1)
+        torch.testing.assert_close(found, model(ids), rtol=0, atol=1e-5)
+    assert cache.num_bytes == kv_cache_bytes(config, batch=2, seq=30, dtype="float32")

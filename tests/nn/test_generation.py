@@ -1,5 +1,7 @@
 """Generated tokens are those of transformers and of full passes: in batches, looked up, stopped, interrupted."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -214,3 +216,118 @@ def test_what_cannot_be_is_refused(llama):
         llama(ids, cache=llama.make_cache(), mask=headwise.KeyPadding(torch.tensor([7, 3, 4])))
     with pytest.raises(ConfigError, match="real_tokens are read with a cache"):
         llama(ids, real_tokens=torch.ones(3, 7, dtype=torch.bool))
+
+
+def test_an_iterator_that_was_left_touches_its_cache_no_more(llama):
+    cache = llama.make_cache()
+    steps = stream(llama, prompts(), max_new_tokens=9, cache=cache)
+    given = [next(steps) for _ in range(3)]
+    generate(llama, torch.tensor(given[-1]), max_new_tokens=4, cache=cache)
+    lengths = cache.lengths
+    del steps
+    assert cache.lengths == lengths == (7 + 2 + 4,) * 3
+
+
+def test_an_iterator_notices_that_its_cache_was_used_by_others(llama):
+    cache = llama.make_cache()
+    steps = stream(llama, prompts(), max_new_tokens=9, cache=cache)
+    last = next(steps)
+    generate(llama, torch.tensor(last), max_new_tokens=4, cache=cache)
+    with pytest.raises(ConfigError, match=r"as the last step left it, of .7, 7, 7. tokens; got .11, 11, 11."):
+        next(steps)
+
+
+@pytest.mark.parametrize("lookup", [None, Lookup(num_tokens=3)])
+def test_what_was_not_handed_out_is_not_in_the_cache(llama, lookup):
+    """`decode` fails for the second row in the second step, after the first row has taken its token."""
+    calls = []
+
+    def decode(tokens):
+        calls.append(tokens)
+        if len(calls) == 5:
+            raise RuntimeError("no text")
+        return ""
+
+    cache = llama.make_cache()
+    steps = stream(llama, prompts(), max_new_tokens=9, cache=cache, stop_strings=["x"], decode=decode, lookup=lookup)
+    given = next(steps)
+    with pytest.raises(RuntimeError, match="no text"):
+        next(steps)
+    assert [len(row) for row in given] == [1, 1, 1]
+    assert cache.lengths == (7, 7, 7)
+
+
+def test_a_ring_that_cannot_take_back_what_is_looked_up_is_refused_at_the_door():
+    model = pair("mistral")[1]
+    cache = model.make_cache(spare=2)
+    generate(model, prompts(), max_new_tokens=9, cache=cache)
+    lengths = cache.lengths
+    with pytest.raises(ConfigError, match=r"lookup.num_tokens must be at most 3, .*make_cache.spare=10"):
+        generate(model, prompts(), max_new_tokens=9, cache=cache, lookup=Lookup())
+    assert cache.lengths == lengths
+    same = generate(model, prompts(), max_new_tokens=NEW)
+    spare = model.make_cache(spare=2)
+    assert generate(model, prompts(), max_new_tokens=NEW, cache=spare, lookup=Lookup(num_tokens=3)) == same
+
+
+def test_a_stopped_row_takes_no_more_memory(llama):
+    cache = llama.make_cache()
+    free = generate(llama, prompts(), max_new_tokens=NEW)
+    stop = free[0][2]
+    new = generate(llama, prompts(), max_new_tokens=NEW, stop_tokens=[stop], cache=cache)
+    assert cache.lengths == tuple(7 + len(row) - 1 for row in new) and len(new[0]) <= 3
+
+
+def test_a_head_that_is_listened_to_or_of_another_kind_is_called():
+    config = pair("llama")[1].config
+    model = headwise.build(replace(config, head=replace(config.head, tied=False))).eval()
+    heard = []
+    hook = model.projection.register_forward_hook(lambda *call: heard.append(1))
+    generate(model, prompts(), max_new_tokens=2)
+    hook.remove()
+    assert len(heard) == 2
+
+    class Twice(torch.nn.Linear):
+        def forward(self, hidden):
+            return 2 * super().forward(hidden)
+
+    plain = model.project(torch.ones(1, 24))
+    twice = Twice(24, VOCAB, bias=False)
+    twice.load_state_dict(model.projection.state_dict())
+    model.projection = twice
+    torch.testing.assert_close(model.project(torch.ones(1, 24)), 2 * plain)
+
+
+def test_a_model_whose_tokens_read_later_ones_continues_nothing(llama):
+    blocks = tuple(
+        replace(block, attention=replace(block.attention, mask=headwise.Full())) for block in llama.config.blocks
+    )
+    model = headwise.build(replace(llama.config, blocks=blocks)).eval()
+    with pytest.raises(ConfigError, match="no token may read later ones, where texts are continued; layer 0"):
+        generate(model, prompts(), max_new_tokens=2)
+
+
+def test_a_cache_of_other_rows_and_one_of_inference_mode_are_refused(llama):
+    cache = llama.make_cache()
+    generate(llama, prompts(), max_new_tokens=2, cache=cache)
+    with pytest.raises(ConfigError, match="the cache must be of 2 rows, one for each text; got 3"):
+        generate(llama, prompts(2), max_new_tokens=2, cache=cache)
+    with torch.inference_mode():
+        cache = llama.make_cache()
+        new = generate(llama, prompts(), max_new_tokens=2, cache=cache)
+        generate(llama, torch.tensor(new)[:, -1:], max_new_tokens=2, cache=cache)
+    with pytest.raises(ConfigError, match=r"inference_mode.. must be used under it"):
+        generate(llama, torch.tensor(new)[:, -1:], max_new_tokens=2, cache=cache)
+
+
+def test_a_text_longer_than_the_table_of_positions_is_named():
+    model = pair("gpt2")[1]
+    with pytest.raises(ConfigError, match=r"a text must be of at most 64 tokens, .*; got 65"):
+        generate(model, prompts(1, 65), max_new_tokens=1)
+    with pytest.raises(ConfigError, match="max_new_tokens must be at most 1 "):
+        generate(model, prompts(1, 64), max_new_tokens=2)
+
+
+def test_ids_without_numbers_are_named(llama):
+    with pytest.raises(ConfigError, match="ids must"):
+        generate(llama, torch.ones(2, 3, device="meta", dtype=torch.long), max_new_tokens=1)

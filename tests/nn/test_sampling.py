@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, ModelError
 from headwise.nn.sampling import Sampling, choose_tokens, probabilities
 
 BATCH, VOCAB = 3, 23
@@ -84,3 +84,33 @@ def test_settings_out_of_range_are_refused(wrong, text):
     with pytest.raises(ConfigError) as caught:
         Sampling(**wrong)
     assert str(caught.value) == text
+
+
+def test_as_many_tokens_are_kept_as_top_k_says_also_of_equal_scores():
+    for dtype in (torch.float32, torch.bfloat16):
+        scores = torch.ones(2, 7, dtype=dtype)
+        kept = probabilities(scores, Sampling(temperature=1.0, top_k=3)) > 0
+        assert kept.sum(-1).tolist() == [3, 3]
+
+
+def test_of_equal_probabilities_no_more_are_kept_than_top_p_needs():
+    kept = probabilities(torch.zeros(1, 10), Sampling(temperature=1.0, top_p=0.3 - 1e-6)) > 0
+    assert kept[0].tolist() == [True] * 3 + [False] * 7
+
+
+def test_a_penalty_counts_in_float32_whatever_the_scores_are():
+    scores = torch.tensor([[2.0, 2.59375]], dtype=torch.bfloat16)  # 2.59375 / 1.3 = 1.9952, which bfloat16 calls 2
+    seen = torch.tensor([[False, True]])
+    assert choose_tokens(scores, Sampling(repetition_penalty=1.3), seen=seen).tolist() == [0]
+
+
+def test_the_lowest_temperature_takes_the_highest_score():
+    scores = torch.tensor([[1.0, 3.0, 2.0], [-1e30, -2e30, -3e30]])
+    assert choose_tokens(scores, Sampling(temperature=1e-320)).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("row", [[1.0, torch.nan], [-torch.inf, -torch.inf]])
+def test_scores_that_are_no_numbers_are_named(temperature, row):
+    with pytest.raises(ModelError, match="the model's scores must be numbers"):
+        choose_tokens(torch.tensor([[0.0, 1.0], row]), Sampling(temperature=temperature))

@@ -56,7 +56,7 @@ def test_a_lookup_by_hand():
     ("settings", "text"),
     [
         ({"stop_tokens": torch.ones(1)}, "stop_tokens must be whole numbers; got [1.0]"),
-        ({"stop_strings": "end"}, "stop_strings must be a list of strings; got the string 'end'"),
+        ({"stop_strings": "end"}, "stop_strings must be a list of strings; got 'end'"),
         ({"stop_strings": ["end"], "decode": None}, "stop_strings need decode, which makes a text of tokens; got None"),
         ({"stop_strings": [""]}, "stop_strings must be strings that hold something; got ['']"),
     ],
@@ -70,3 +70,23 @@ def test_strings_that_cannot_be_found_are_refused(settings, text):
 def test_stop_tokens_may_be_a_tensor():
     stopping = Stopping(9, torch.tensor([3, 5]), (), None)
     assert stopping.cut([], [1, 5, 2]) == ([1, 5], True)
+
+
+def test_a_string_is_found_across_tokens_that_show_nothing_and_characters_of_several_bytes():
+    """Tokens are bytes, and a 0 shows nothing, as special tokens that a tokenizer skips."""
+
+    def decode(tokens):
+        return bytes(token for token in tokens if token).decode(errors="replace")
+
+    for string in ("END", "注意"):
+        tokens = list(b"so: ")
+        for byte in string.encode():
+            tokens += [0] * 25 + [byte]
+        stopping = Stopping(500, (), (string,), decode)
+        assert stopping.cut([], tokens[:-1])[1] is False
+        assert stopping.cut(tokens[:-1], tokens[-1:]) == (tokens[-1:], True)
+
+
+def test_a_decode_that_makes_no_string_is_refused():
+    with pytest.raises(ConfigError, match="decode must make a string of tokens; got None"):
+        Stopping(3, (), ("end",), lambda tokens: None).cut([], [1])

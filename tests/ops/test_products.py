@@ -103,6 +103,55 @@ def test_all_else_is_left_to_torch(monkeypatch):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("num_rows", [1, 8, 9, 31, 255, 256, 300, 523])
+def test_any_number_of_rows_is_multiplied_by_few_programs(num_rows, take, monkeypatch):
+    take("onednn")
+    asked = []
+    ask = products.onednn_linear
+    monkeypatch.setattr(products, "onednn_linear", lambda rows, *rest: asked.append(len(rows)) or ask(rows, *rest))
+    tokens, weight, bias = numbers(num_rows, 13), numbers(22, 13), numbers(22)
+    expected = functional.linear(tokens, weight, bias)
+    torch.testing.assert_close(linear(tokens, weight, bias), expected, rtol=0, atol=TOLERANCE)
+    assert sum(asked) == num_rows
+    assert all(rows <= 8 or rows in (16, 32, 64, 128) or rows % 256 == 0 for rows in asked)
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize("way", WAYS)
+def test_tensors_of_other_kinds_go_torchs_way(way, take):
+    take(way)
+    tokens, weight = numbers(2, 13), numbers(22, 13)
+    assert find_faster_linear(tokens, weight, numbers(22)) is not None
+    assert find_faster_linear(tokens, weight.to_sparse_csr()) is None
+    assert find_faster_linear(tokens, weight, numbers(1)) is None
+    assert find_faster_linear(tokens, weight, numbers(22).double()) is None
+    assert find_faster_linear(tokens.to(torch.bfloat16), weight) is None
+    assert find_faster_linear(tokens, weight.double()) is None
+    assert find_faster_linear(tokens[:, :12], weight) is None
+    assert find_faster_linear(torch.nn.Parameter(tokens), weight) is not None
+
+    class Kept(torch.Tensor):
+        pass
+
+    assert find_faster_linear(tokens.as_subclass(Kept), weight) is None
+    assert find_faster_linear(tokens, weight.as_subclass(Kept)) is None
+    with torch.autograd.forward_ad.dual_level():
+        assert find_faster_linear(tokens, weight) is None
+
+
+@torch.no_grad()
+def test_small_matrices_and_one_row_of_few_outputs_are_not_asked_for(monkeypatch):
+    monkeypatch.setattr(products, "LEAST_NUMBERS", 22 * 13)
+    assert find_faster_linear(numbers(2, 13), numbers(22, 13)) is not None
+    assert find_faster_linear(numbers(2, 12), numbers(22, 12)) is None
+    monkeypatch.setattr(products, "has_onednn", lambda: True)
+    assert find_faster_linear(numbers(1, 13), numbers(22, 13)) is products._linear_on_all_threads
+    monkeypatch.setattr(products, "LEAST_OUTPUTS", 22)
+    assert find_faster_linear(numbers(1, 13), numbers(22, 13)) is products._linear_by_onednn
+
+
+@torch.no_grad()
 def test_who_turns_onednn_off_has_it_off():
     torch._C._set_mkldnn_enabled(False)  # `torch.backends.mkldnn.flags` warns of GPUs that are not there
     try:
@@ -127,6 +176,16 @@ def test_who_listens_to_a_module_hears_it():
     everywhere = nn.modules.module.register_module_forward_hook(lambda *call: heard.append("all"))
     project(module, numbers(1, 13))
     everywhere.remove()
+    hook = module.register_forward_pre_hook(lambda *call: heard.append("before"))
+    project(module, numbers(1, 13))
+    hook.remove()
     module.forward = lambda tokens: heard.append("forward") or tokens
     project(module, numbers(1, 13))
-    assert heard == ["hook", "all", "forward"]
+
+    class Loud(nn.Linear):
+        def forward(self, tokens):
+            heard.append("class")
+            return super().forward(tokens)
+
+    project(Loud(13, 22), numbers(1, 13))
+    assert heard == ["hook", "all", "before", "forward", "class"]

@@ -7,7 +7,8 @@ import stat
 import pytest
 
 from headwise.errors import OutputError
-from headwise.report.files import check_page_place, check_writable, write_whole
+from headwise.files import check_writable
+from headwise.report.files import check_page_place, write_whole
 
 
 def names_in(folder):

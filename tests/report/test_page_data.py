@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwise.report.page_data import STATISTICS, heads_json, json_inside_html
+from headwise.report.page_data import STATISTICS, heads_json, json_inside_html, statistics_of
 
 
 @given(
@@ -32,8 +32,9 @@ def test_maps_and_statistics_arrive_in_the_order_that_is_announced(synthetic):
     inspection = synthetic.make_inspection(num_layers=2, num_heads=3)
     data = json.loads(heads_json(inspection))
     labels = [statistic["label"] for statistic in data["statistics"]]
-    assert labels[: len(STATISTICS)] == [statistic.label for statistic in STATISTICS]
-    assert labels[len(STATISTICS) :] == list(synthetic.ROLES)
+    measured = statistics_of(inspection)
+    assert labels[: len(measured)] == [statistic.label for statistic in measured]
+    assert labels[len(measured) :] == list(synthetic.ROLES)
     for given_head, head in zip(data["heads"], inspection.heads, strict=True):
         values = dict(zip(labels, given_head["values"], strict=True))
         assert (given_head["layer"], given_head["head"]) == (head.layer, head.head)
@@ -63,3 +64,15 @@ def test_a_number_that_is_not_finite_becomes_null(synthetic):
     data = json.loads(heads_json(replace(inspection, heads=(broken,))))
     values = dict(zip((s["label"] for s in data["statistics"]), data["heads"][0]["values"], strict=True))
     assert values["Entropy"] is None and values["Mean distance"] is None and values["Sparsity"] is not None
+
+
+def test_a_statistic_that_was_measured_of_any_head_is_told(synthetic):
+    inspection = synthetic.make_inspection()
+    assert len(statistics_of(inspection)) == 6
+    first, *rest = inspection.heads
+    known = {s.name: 0.5 for s in STATISTICS if getattr(first, s.name) is None}
+    told = replace(inspection, heads=(replace(first, **known), *rest))
+    assert statistics_of(told) == STATISTICS
+    data = json.loads(heads_json(told))
+    assert data["heads"][0]["values"][6 : len(STATISTICS)] == [0.5] * len(known)
+    assert data["heads"][1]["values"][6 : len(STATISTICS)] == [None] * len(known)

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,11 @@ from headwise.errors import ModelError, OutputError, TextError
 if TYPE_CHECKING:
     from torch import nn
 
-LOADING, READING, WRITING = "loading the model", "looking at the heads", "writing the page"
+    from headwise.inspection.detail import Detail
+    from headwise.inspection.role_results import RoleProbe
+    from headwise.loading.module import LoadedModule
+
+LOADING, READING, PROBING, WRITING = "loading the model", "looking at the heads", "probing roles", "writing the page"
 KINDS = (".html", ".svg", ".png", ".csv")
 
 
@@ -31,6 +35,9 @@ def inspect(
     window: int | None = None,
     max_length: int | None = None,
     map_tokens: int | None = None,
+    costly: bool = False,
+    detail: "Detail | None" = None,
+    roles: bool = False,
     out: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> InspectedModel:
@@ -47,6 +54,10 @@ def inspect(
         max_length: tokens of each text after which the rest is dropped. Default: 128 of the default text, 32,768 of
             another one.
         map_tokens: tokens of the first text that maps cover; 0 = no maps. Default: as many as let a page stay small.
+        costly: whether to take the statistics, too, that take several times as long as the others.
+        detail: what else is read: the top keys of each query, relations between tokens. Default: nothing.
+        roles: whether to probe the roles of heads too, against an untrained model and shuffled texts
+            (`probe_roles`); a second copy of the model is made.
         out: file to write: a page (.html), the heads in one picture (.svg, .png) or the statistics as a table (.csv).
         progress: called with what is being done, how much is done, and how much there is.
 
@@ -68,7 +79,9 @@ def inspect(
     if paper is not None:
         raise ModelError(f"heads are shown of a model with weights, and {paper[0].name} has none: give a checkpoint")
     read = _read_texts(text, texts, inputs)
-    steps = Steps(progress, (LOADING, READING, *([] if out is None else [WRITING])))
+    steps = Steps(
+        progress, (LOADING, READING, *((PROBING,) if roles else ()), *((WRITING,) if out is not None else ()))
+    )
     steps.start(LOADING)
     loaded, source = load(model, tokenizer)
     if read is not None and loaded.tokenizer is None:
@@ -76,7 +89,9 @@ def inspect(
     steps.start(READING)
     from headwise.api.looking import look_at_heads
     from headwise.api.running import explained
+    from headwise.inspection.detail import NO_DETAIL
 
+    wanted = NO_DETAIL if detail is None else detail
     with explained(loaded.name):
         inspection = look_at_heads(
             loaded,
@@ -85,13 +100,18 @@ def inspect(
             window=window,
             max_length=max_length,
             map_tokens=map_tokens,
+            detail=replace(wanted, costly=costly or wanted.costly),
             progress=steps.advance,
         )
+        probe = None
+        if roles:
+            steps.start(PROBING)
+            probe = _probe(loaded, read, window, steps)
     known = {field.name: getattr(inspection, field.name) for field in fields(inspection)}
     known["notes"] = (*loaded.notes, *known["notes"])
     seconds = round(time.perf_counter() - started, 2)
     page = None if out is None else os.fspath(out)
-    result = InspectedModel(**known, model=loaded.name, source=source, seconds=seconds, page=page)
+    result = InspectedModel(**known, model=loaded.name, source=source, seconds=seconds, page=page, probe=probe)
     if out is not None:
         from headwise.report.inspect_page import write_inspection
 
@@ -101,11 +121,20 @@ def inspect(
     return result
 
 
+def _probe(loaded: "LoadedModule", texts: Sequence[str] | None, window: int | None, steps: Steps) -> "RoleProbe":
+    from headwise.inspection.probe import probe_roles
+
+    if loaded.tokenizer is None:
+        raise TextError(f"roles are probed with a tokenizer, and {loaded.name} comes without one; leave them out")
+    return probe_roles(loaded.module, loaded.tokenizer, texts, window=window, progress=steps.advance)
+
+
 def _check_place(out: str | os.PathLike[str] | None) -> None:
     """Raise OutputError, before any work, if the file cannot be written or has no ending that is known."""
     if out is None:
         return
-    from headwise.report.files import check_page_place, check_writable
+    from headwise.files import check_writable
+    from headwise.report.files import check_page_place
 
     kind = Path(out).suffix.lower()
     if kind not in KINDS:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headwise.inspection.results import Inspection
+from headwise.inspection.role_results import RoleProbe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,12 +16,14 @@ class InspectedModel(Inspection):
         source: where it came from.
         seconds: how long the answer took.
         page: the file that was written; None = none.
+        probe: the roles of heads, held against an untrained model and shuffled texts; None = not asked for.
     """
 
     model: str
     source: str
     seconds: float | None = None
     page: str | None = None
+    probe: RoleProbe | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result without its maps, which are for a page: a number for each pair of tokens and each head."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from headwise.api.example import example_inputs
 from headwise.inspection.default_text import default_texts
+from headwise.inspection.detail import NO_DETAIL, Detail
 from headwise.inspection.inspect import inspect_inputs, inspect_texts
 from headwise.inspection.results import Inspection
 from headwise.loading.module import LoadedModule
@@ -28,6 +29,7 @@ def look_at_heads(
     max_length: int | None = None,
     map_tokens: int | None = None,
     seq: int = EXAMPLE_SEQ,
+    detail: Detail = NO_DETAIL,
     progress: Callable[[int, int], None] | None = None,
 ) -> Inspection:
     """Look at the heads of a model.
@@ -41,6 +43,7 @@ def look_at_heads(
         max_length: tokens of each text. Default: 128 of the default text, 32,768 of another.
         map_tokens: tokens that maps cover. Default: as many as let a page stay small.
         seq: tokens of random input.
+        detail: what is read beside the statistics that cost little.
         progress: called with the windows that are done and how many there are.
 
     Raises:
@@ -48,10 +51,12 @@ def look_at_heads(
     """
     covered = _map_tokens(loaded) if map_tokens is None else map_tokens
     if inputs is not None:
-        return inspect_inputs(loaded.module, inputs, max_map_tokens=covered)
+        return inspect_inputs(loaded.module, inputs, max_map_tokens=covered, detail=detail)
     if loaded.tokenizer is None:
         example = example_inputs(loaded.module, batch=1, seq=min(seq, EXAMPLE_SEQ))
-        inspection = inspect_inputs(loaded.module, example, max_map_tokens=covered, notes=(RANDOM_INPUT,))
+        inspection = inspect_inputs(
+            loaded.module, example, max_map_tokens=covered, notes=(RANDOM_INPUT,), detail=detail
+        )
         return replace(inspection, is_example=True)
     longest = DEFAULT_TEXT_TOKENS if texts is None else MAX_TEXT_TOKENS
     return inspect_texts(
@@ -62,6 +67,7 @@ def look_at_heads(
         window=window,
         max_map_tokens=covered,
         progress=progress,
+        detail=detail,
     )
 
 

@@ -8,7 +8,15 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from headwise.caches.rows import are_equal, longest_of
+from headwise.caches.checks import (
+    read_lengths,
+    read_rows,
+    require_alike,
+    require_heads,
+    require_positions,
+    require_real_tokens,
+)
+from headwise.caches.rows import are_equal, in_words, longest_of
 from headwise.errors import ConfigError, UnsupportedError
 
 Lengths = int | Sequence[int] | Tensor
@@ -43,12 +51,15 @@ class Held(NamedTuple):
         keys, values: (batch, num_kv_heads, key_len, ...), zeros in empty slots.
         key_index: (batch, key_len), -1 = an empty slot.
         positions: (batch, key_len) or None.
+        blocks: (batch, num_blocks) number of the block that holds each run of tokens, -1 behind each row's last; rows
+            that share a block have its number. None: rows share nothing.
     """
 
     keys: Shaped[Tensor, "batch num_kv_heads key_len head_dim"]
     values: Shaped[Tensor, "batch num_kv_heads key_len v_head_dim"]
     key_index: Int[Tensor, "batch key_len"]
     positions: Int[Tensor, "batch key_len"] | None
+    blocks: Int[Tensor, "batch num_blocks"] | None = None
 
 
 def no_tokens_of(heads: Tensor) -> Tensor:
@@ -72,10 +83,18 @@ class KVCache(ABC):
         self._lengths: tuple[int, ...] = ()
         self._like: tuple[Tensor, Tensor] | None = None  # keys and values without tokens: shape, dtype and device
 
+    def __repr__(self) -> str:
+        return f"{self.spelled}: {in_words(self.lengths)}"
+
     @property
     def lengths(self) -> tuple[int, ...]:
         """Number of tokens that each row's stream has had; empty before the first update."""
         return self._lengths
+
+    @property
+    def spare(self) -> int | None:
+        """Number of tokens that are kept beyond the window, to be taken back with one more at any time; None: all."""
+        return None
 
     @property
     def seq_len(self) -> int:
@@ -120,9 +139,13 @@ class KVCache(ABC):
 
         Returns:
             (num_tokens,) where it is the same for all rows, else (batch, num_tokens); -1 for padding.
+
+        Raises:
+            ConfigError: another number of rows than the cache has, `real_tokens` of another shape or dtype.
         """
         self._check_batch(batch_size)
         if real_tokens is not None:
+            require_real_tokens(real_tokens, (batch_size, num_tokens))
             rank = real_tokens.cumsum(1) - 1
             return (rank + self._starts(batch_size, real_tokens.device)).masked_fill(~real_tokens, -1)
         if self.is_even:
@@ -140,6 +163,8 @@ class KVCache(ABC):
     ) -> CacheView:
         """Take in the keys and values of the next tokens, and return what their queries attend to.
 
+        Where this raises, also for want of memory, the cache goes on as it was.
+
         Args:
             keys: (batch, num_kv_heads, num_tokens, head_dim), positions already applied.
             values: (batch, num_kv_heads, num_tokens, v_head_dim).
@@ -148,13 +173,11 @@ class KVCache(ABC):
                 every update or with none.
 
         Raises:
-            ConfigError: tensors unlike those before, more tokens than the cache takes, positions with some updates
-                alone.
+            ConfigError: no tensors, tensors unlike those before, `real_tokens` that are no booleans, positions that
+                are no whole numbers or come with some updates alone, more tokens than the cache takes.
             UnsupportedError: tensors that ask for gradients, positions for a cache that keeps none.
         """
         self._check_update(keys, values, real_tokens, positions)
-        if self._like is None:
-            self._like = no_tokens_of(keys), no_tokens_of(values)
         if real_tokens is not None:
             counts = tuple(real_tokens.sum(1).tolist())
             if min(counts, default=0) == real_tokens.shape[1]:
@@ -165,10 +188,11 @@ class KVCache(ABC):
             positions = positions.expand(keys.shape[0], -1)
         before = self.lengths or (0,) * keys.shape[0]
         self._check_room(before, counts)
-        if not self.lengths:
-            self._lengths = before
+        like = (no_tokens_of(keys), no_tokens_of(values)) if self._like is None else self._like
         after = tuple(length + count for length, count in zip(before, counts, strict=True))
-        return self._take(keys.detach(), values.detach(), after, real_tokens, positions)
+        view = self._take(keys.detach(), values.detach(), after, real_tokens, positions)
+        self._like = like
+        return view
 
     @abstractmethod
     def view(self) -> CacheView:
@@ -182,9 +206,9 @@ class KVCache(ABC):
         """Return the length of each row after `crop`, which raises what this does.
 
         Raises:
-            ConfigError: a negative number, another number of rows, tokens that have been dropped already.
+            ConfigError: no whole number, one below 0, another number of rows, tokens that have been dropped already.
         """
-        return self._read_lengths(lengths)
+        return read_lengths(lengths, self.lengths)
 
     @abstractmethod
     def crop(self, lengths: Lengths) -> None:
@@ -197,12 +221,20 @@ class KVCache(ABC):
             ConfigError: as of `check_crop`.
         """
 
+    def check_reorder(self, rows: Sequence[int] | Int[Tensor, " new_batch"]) -> list[int]:
+        """Return the row that each is to be a copy of after `reorder`, which raises what this does.
+
+        Raises:
+            ConfigError: no list of whole numbers, or an empty one; a row that there is not.
+        """
+        return read_rows(rows, len(self.lengths))
+
     @abstractmethod
     def reorder(self, rows: Sequence[int] | Int[Tensor, " new_batch"]) -> None:
         """Make row `i` a copy of what row `rows[i]` was, as beam search does; there may be more or fewer than before.
 
         Raises:
-            ConfigError: a row that there is not.
+            ConfigError: as of `check_reorder`.
         """
 
     def reset(self) -> None:
@@ -218,7 +250,10 @@ class KVCache(ABC):
         real_tokens: Tensor | None,
         positions: Tensor | None,
     ) -> CacheView:
-        """Store checked tokens; `after` are the lengths with them. Nothing may have changed if this raises."""
+        """Store checked tokens; `after` are the lengths with them.
+
+        The cache must go on as it was if this raises. So memory is taken before anything is written over.
+        """
 
     @abstractmethod
     def _hold(self) -> Held:
@@ -226,7 +261,7 @@ class KVCache(ABC):
 
     @abstractmethod
     def _restore(self, held: Held, lengths: tuple[int, ...], dtype: torch.dtype) -> None:
-        """Become a cache that holds this, and shows it in a dtype; nothing may have changed if this raises."""
+        """Become a cache that holds this, and shows it in a dtype, in tensors and lists of its own."""
 
     @property
     def kind(self) -> str:
@@ -237,6 +272,16 @@ class KVCache(ABC):
     def settings(self) -> dict[str, int]:
         """What this cache was built with: a saved one can be loaded by its equals alone."""
         return {}
+
+    @property
+    def spelled(self) -> str:
+        """The call that builds a cache like this one."""
+        return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in self.settings.items())})"
+
+    @property
+    def parts(self) -> tuple["KVCache", ...]:
+        """The cache itself, and those inside it."""
+        return (self,)
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -268,69 +313,30 @@ class KVCache(ABC):
                 "number, and a new cache takes any)"
             )
 
+    def _is_of_inference_mode(self) -> bool:
+        """Tell whether what is held was made under `torch.inference_mode` and is used outside of it."""
+        assert self._like is not None
+        return self._like[0].is_inference() and not torch.is_inference_mode_enabled()
+
     def _check_update(self, keys: Tensor, values: Tensor, real_tokens: Tensor | None, positions: Tensor | None) -> None:
-        if keys.ndim != 4 or values.ndim != 4 or keys.shape[:3] != values.shape[:3]:
-            raise ConfigError(
-                "keys and values must have shapes (batch, num_kv_heads, num_tokens, head_dim), alike but for the last; "
-                f"got {tuple(keys.shape)} and {tuple(values.shape)}"
-            )
-        if keys.shape[0] == 0:
-            raise ConfigError("keys and values must have at least one row to be kept; got none")
+        require_heads(keys, values)
         self._check_batch(keys.shape[0])
         if self._like is not None:
+            if not torch.compiler.is_compiling() and self._is_of_inference_mode():
+                raise ConfigError("a cache that was filled under torch.inference_mode() must be used under it, too")
             for name, new, old in (("keys", keys, self._like[0]), ("values", values, self._like[1])):
-                if (new.shape[1], new.shape[3], new.dtype, new.device) != (
-                    old.shape[1],
-                    old.shape[3],
-                    old.dtype,
-                    old.device,
-                ):
-                    raise ConfigError(
-                        f"{name} must be like those in the cache, {old.shape[1]} heads of {old.shape[3]}, "
-                        f"{old.dtype}, on {old.device}; got {new.shape[1]} heads of {new.shape[3]}, {new.dtype}, on "
-                        f"{new.device}"
-                    )
-        if torch.is_grad_enabled() and (keys.requires_grad or values.requires_grad):
-            raise UnsupportedError(
-                "keys and values must not ask for gradients to be kept: a cache serves generation; call the model "
-                "under torch.no_grad(), or without a cache"
-            )
-        if positions is not None and not self.keeps_positions:
-            raise UnsupportedError(
-                f"positions must be left out of a {type(self).__name__}, which keeps none; got some: use a "
-                "GrowingCache, or positions that are the indices"
-            )
-        for name, given in (("real_tokens", real_tokens), ("positions", positions)):
-            if given is not None and given.shape != (keys.shape[0], keys.shape[2]):
-                is_row = name == "positions" and given.shape == (keys.shape[2],)
-                if not is_row:
-                    raise ConfigError(
-                        f"{name} must have shape {(keys.shape[0], keys.shape[2])}; got {tuple(given.shape)}"
-                    )
-
-    def _read_lengths(self, lengths: Lengths) -> tuple[int, ...]:
-        """Return the lengths to crop to, none above what the row has."""
-        if isinstance(lengths, Tensor):
-            lengths = lengths.tolist()
-        wanted = (lengths,) * len(self.lengths) if isinstance(lengths, int) else tuple(lengths)
-        if len(wanted) != len(self.lengths):
-            raise ConfigError(f"lengths must be one number or one a row, {len(self.lengths)}; got {len(wanted)}")
-        if any(isinstance(one, bool) or not isinstance(one, int) or one < 0 for one in wanted):
-            raise ConfigError(f"lengths must be whole numbers of at least 0; got {wanted}")
-        return tuple(min(one, length) for one, length in zip(wanted, self.lengths, strict=True))
+                require_alike(name, new, old)
+        shape = (keys.shape[0], keys.shape[2])
+        if real_tokens is not None:
+            require_real_tokens(real_tokens, shape)
+        if positions is not None:
+            if not self.keeps_positions:
+                raise UnsupportedError(
+                    f"positions must be left out of a {type(self).__name__}, which keeps none; got some: use a "
+                    "GrowingCache, or positions that are the indices"
+                )
+            require_positions(positions, shape)
 
     def _require_use(self) -> None:
         if not self.lengths:
             raise ConfigError("a cache must have had an update to be read; got an empty one")
-
-    def _read_rows(self, rows: Sequence[int] | Tensor) -> list[int]:
-        chosen = rows.tolist() if isinstance(rows, Tensor) else list(rows)
-        if any(isinstance(row, bool) or not isinstance(row, int) for row in chosen):
-            raise ConfigError(f"rows must be whole numbers; got {chosen}")
-        if not chosen and self.lengths:
-            raise ConfigError(
-                "rows must name at least one row that is kept; got none: make a new cache for other texts"
-            )
-        if any(not 0 <= row < len(self.lengths) for row in chosen):
-            raise ConfigError(f"rows must be from 0 to {len(self.lengths) - 1}; got {chosen}")
-        return chosen

@@ -1,7 +1,8 @@
 """ModelCache: one cache for each layer of a model, that go together."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -9,7 +10,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from headwise.caches.base import KVCache, Lengths
+from headwise.caches.rows import in_words
 from headwise.caches.storage import load_caches, save_caches
+from headwise.config.checks import shown
 from headwise.errors import ConfigError
 
 
@@ -17,21 +20,34 @@ class ModelCache:
     """The caches of a model's layers, in their order.
 
     Args:
-        layers: one cache a layer, all empty.
+        layers: one cache a layer, which have had as many tokens.
 
     Raises:
-        ConfigError: no layer, what is no cache, or one cache for two layers.
+        ConfigError: no layer, what is no cache, one cache for two layers (also within others), layers of other lengths.
 
     Example:
         >>> cache = ModelCache([GrowingCache() for _ in model.body.blocks])
     """
 
     def __init__(self, layers: Sequence[KVCache]):
-        self.layers = tuple(layers)
-        if not self.layers or not all(isinstance(layer, KVCache) for layer in self.layers):
-            raise ConfigError(f"layers must be caches, one for each layer of a model; got {layers!r}")
-        if len(set(map(id, self.layers))) != len(self.layers):
+        given = tuple(layers) if isinstance(layers, Iterable) else ()
+        if not given or not all(isinstance(layer, KVCache) for layer in given):
+            raise ConfigError(f"layers must be caches, one for each layer of a model; got {shown(layers)}")
+        parts = [id(part) for layer in given for part in layer.parts]
+        if len(set(parts)) != len(parts):
             raise ConfigError("each layer must have a cache of its own; got one twice")
+        if any(layer.lengths != given[0].lengths for layer in given):
+            raise ConfigError(
+                f"layers must have had as many tokens; got {shown([layer.lengths for layer in given])} (new ones have "
+                "had none)"
+            )
+        self.layers: tuple[KVCache, ...] = given
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(
+            f"{count} of {spelled}" for spelled, count in Counter(layer.spelled for layer in self.layers).items()
+        )
+        return f"ModelCache({kinds}): {in_words(self.lengths)}"
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -71,7 +87,13 @@ class ModelCache:
             layer.crop(lengths)
 
     def reorder(self, rows: Sequence[int] | Int[Tensor, " new_batch"]) -> None:
-        """Make row `i` a copy of what row `rows[i]` was, in every layer."""
+        """Make row `i` a copy of what row `rows[i]` was, in every layer, or, where one cannot, in none.
+
+        Raises:
+            ConfigError: as of the layers' caches.
+        """
+        for layer in self.layers:
+            layer.check_reorder(rows)
         for layer in self.layers:
             layer.reorder(rows)
 
@@ -87,14 +109,10 @@ class ModelCache:
             ConfigError: a layer cannot be cropped; reset the cache then.
         """
         if any(layer.lengths != self.lengths for layer in self.layers):
-            used = [layer for layer in self.layers if layer.lengths]
-            shortest = [min(row) for row in zip(*(layer.lengths for layer in used), strict=True)]
-            if len(used) < len(self.layers):
-                shortest = [0] * len(shortest)
-            for layer in used:
-                layer.check_crop(shortest)
-            for layer in used:
-                layer.crop(shortest)
+            if not all(layer.lengths for layer in self.layers):
+                self.reset()
+            else:
+                self.crop([min(row) for row in zip(*(layer.lengths for layer in self.layers), strict=True)])
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write all that is held to a safetensors file, whole or not at all.

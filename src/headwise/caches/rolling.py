@@ -7,13 +7,14 @@ from jaxtyping import Int
 from torch import Tensor
 
 from headwise.caches.base import CacheView, Held, KVCache, Lengths, no_tokens_of
+from headwise.caches.checks import read_lengths
 from headwise.caches.rows import are_equal, longest_of, write_tokens
 from headwise.config.checks import require_size
 from headwise.errors import ConfigError
 
 
 class RollingCache(KVCache):
-    """Holds the last `window_size - 1 + spare` tokens of each row: token i in slot `i % num_slots`.
+    """Holds the last `window_size + spare` tokens of each row: token i in slot `i % num_slots`.
 
     For attentions that look back no further than a window: what a query sees is what it would see of a cache that
     holds all, to the bit of its inputs, for single tokens and for chunks of any length across the ring's end. What is
@@ -21,7 +22,8 @@ class RollingCache(KVCache):
 
     Args:
         window_size: number of keys that a query sees, itself included.
-        spare: how many tokens can be taken back by `crop` after the ring is full.
+        spare: slots beyond the window. After the ring is full `crop` can take back `spare + 1` tokens, since the next
+            query needs but the `window_size - 1` before it.
 
     Raises:
         ConfigError: sizes that are no whole numbers, a window below 1.
@@ -33,7 +35,7 @@ class RollingCache(KVCache):
         require_size("window_size", window_size)
         require_size("spare", spare, minimum=0)
         super().__init__()
-        self._window_size, self.spare = window_size, spare
+        self._window_size, self._spare = window_size, spare
         self._newest: tuple[int, ...] = ()  # length of each row when its ring was last written
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
@@ -42,6 +44,11 @@ class RollingCache(KVCache):
     def window_size(self) -> int:
         """Number of the last tokens that a query is sure to find, itself included."""
         return self._window_size
+
+    @property
+    def spare(self) -> int:
+        """Number of slots beyond the window: one more token than these can be taken back after the ring is full."""
+        return self._spare
 
     @property
     def settings(self) -> dict[str, int]:
@@ -66,18 +73,19 @@ class RollingCache(KVCache):
         real_tokens: Tensor | None,
         positions: Tensor | None,
     ) -> CacheView:
-        self._reserve(keys)
-        assert self._keys is not None and self._values is not None
+        if not self.lengths:
+            self._keys, self._values = (
+                one.new_empty(*one.shape[:2], self.num_slots, one.shape[3]) for one in (keys, values)
+            )
         num_tokens = keys.shape[2]
         is_even = real_tokens is None and self.is_even and are_equal(self._newest)
         index = self.next_index(keys.shape[0], num_tokens, real_tokens=real_tokens, device=keys.device)
-        newest = tuple(map(max, self._newest, after))
+        newest = tuple(map(max, self._newest, after)) if self.lengths else after
         has_wrapped = longest_of(newest) > self.num_slots
         if num_tokens == 1 or (is_even and not has_wrapped):  # what is written over is older than any window
-            self._write(keys, values, index, after)
-            self._lengths, self._newest = after, newest
-            return self.view()
-        view = self._join(keys, values, index, is_even)
+            view = self._show(after, newest)
+        else:
+            view = self._join(keys, values, index, is_even)
         self._write(keys, values, index, after)
         self._lengths, self._newest = after, newest
         return view
@@ -85,17 +93,20 @@ class RollingCache(KVCache):
     def view(self) -> CacheView:
         """Return all that is held, in the order of slots; keys and values are views of the ring."""
         self._require_use()
+        return self._show(self.lengths, self._newest)
+
+    def _show(self, lengths: tuple[int, ...], newest: tuple[int, ...]) -> CacheView:
+        """Return the view of rows of these lengths, also before their last tokens are written."""
         assert self._keys is not None and self._values is not None
-        is_even = self.is_even and are_equal(self._newest)
-        has_wrapped = longest_of(self._newest) > self.num_slots
-        read = slice(None) if has_wrapped else slice(self.seq_len)
+        has_wrapped = longest_of(newest) > self.num_slots
+        read = slice(None) if has_wrapped else slice(longest_of(lengths))
         keys, values = self._keys[:, :, read], self._values[:, :, read]
-        if not is_even:
-            return CacheView(keys, values, self._index()[:, read])
+        if not (are_equal(lengths) and are_equal(newest)):
+            return CacheView(keys, values, self._index_of(lengths, newest)[:, read])
         if not has_wrapped:
             return CacheView(keys, values, None)
-        is_full = self.lengths == self._newest
-        return CacheView(keys, values, self._index()[0], reach=self.num_slots if is_full else None)
+        is_full = lengths == newest
+        return CacheView(keys, values, self._index_of(lengths, newest)[0], reach=self.num_slots if is_full else None)
 
     def _join(self, keys: Tensor, values: Tensor, index: Tensor, is_even: bool) -> CacheView:
         """Return the view of a chunk: what its first query looks back on, and the chunk."""
@@ -131,19 +142,22 @@ class RollingCache(KVCache):
         write_tokens(self._values, values, slots)
 
     def _index(self) -> Int[Tensor, "batch num_slots"]:
-        """Return the index of each slot's token, -1 where there is none.
+        """Return the index of each slot's token, -1 where there is none."""
+        assert self._keys is not None
+        none = (0,) * self._keys.shape[0]
+        return self._index_of(self.lengths or none, self._newest or none)
+
+    def _index_of(self, lengths: tuple[int, ...], newest: tuple[int, ...]) -> Int[Tensor, "batch num_slots"]:
+        """Return the index of each slot's token, -1 where there is none, for rows of these lengths.
 
         It is the largest below the row's length that belongs in the slot, unless a later one, since taken back, has
         been written over it.
         """
         assert self._keys is not None
         device, num_slots = self._keys.device, self.num_slots
-        lengths, newest = (
-            torch.tensor(numbers, device=device).unsqueeze(1) for numbers in (self.lengths, self._newest)
-        )
-        last = lengths - 1
+        last, written = (torch.tensor(numbers, device=device).unsqueeze(1) - 1 for numbers in (lengths, newest))
         index = last - (last - torch.arange(num_slots, device=device)) % num_slots
-        return torch.where((index >= 0) & (index >= newest - num_slots), index, -1)
+        return torch.where((index >= 0) & (index > written - num_slots), index, -1)
 
     def check_crop(self, lengths: Lengths) -> tuple[int, ...]:
         """Return the length of each row after `crop`.
@@ -152,7 +166,7 @@ class RollingCache(KVCache):
             ConfigError: a length whose window has been written over: more than `spare + 1` tokens are taken back after
                 the ring was full. 0 is always allowed.
         """
-        wanted = self._read_lengths(lengths)
+        wanted = read_lengths(lengths, self.lengths)
         for length, newest in zip(wanted, self._newest, strict=True):
             if 0 < length < newest - self.spare - 1 and newest > self.num_slots:
                 raise ConfigError(
@@ -169,16 +183,18 @@ class RollingCache(KVCache):
 
     def reorder(self, rows: Sequence[int] | Int[Tensor, " new_batch"]) -> None:
         """Make row `i` a copy of what row `rows[i]` was."""
-        chosen = self._read_rows(rows)
-        if self._keys is None or self._values is None:
+        chosen = self.check_reorder(rows)
+        if not self.lengths:
             return
+        assert self._keys is not None and self._values is not None
         where = torch.tensor(chosen, dtype=torch.long, device=self._keys.device)
         self._keys, self._values = self._keys[where], self._values[where]
         self._lengths = tuple(self.lengths[row] for row in chosen)
         self._newest = tuple(self._newest[row] for row in chosen)
 
     def _held_lengths(self) -> tuple[int, ...]:
-        return tuple(min(length, self.num_slots) for length in self.lengths)
+        written_over = (max(0, newest - self.num_slots) for newest in self._newest)
+        return tuple(max(0, length - first) for length, first in zip(self.lengths, written_over, strict=True))
 
     def _hold(self) -> Held:
         assert self._keys is not None and self._values is not None
@@ -187,19 +203,16 @@ class RollingCache(KVCache):
         return Held(self._keys.masked_fill(is_empty, 0), self._values.masked_fill(is_empty, 0), index, None)
 
     def _restore(self, held: Held, lengths: tuple[int, ...], dtype: torch.dtype) -> None:
+        if held.keys.shape[2] != self.num_slots:
+            raise ConfigError(f"keys must fill a ring of {self.num_slots} slots; got {held.keys.shape[2]}")
         self._like = no_tokens_of(held.keys), no_tokens_of(held.values)
         self._keys, self._values = held.keys.clone(), held.values.clone()
         # Where the ring is full its oldest token tells how far it was written, also what has been taken back since.
-        oldest = held.key_index.masked_fill(held.key_index < 0, torch.iinfo(torch.long).max).amin(1).tolist()
+        # One that holds none of its tokens is as far behind its length as it can be.
+        behind = torch.tensor(lengths, device=held.key_index.device).unsqueeze(1)
+        oldest = torch.where(held.key_index < 0, behind, held.key_index).amin(1).tolist()
         self._lengths = lengths
         self._newest = tuple(
             max(length, first + self.num_slots) if length and first else length
             for length, first in zip(lengths, oldest, strict=True)
         )
-
-    def _reserve(self, keys: Tensor) -> None:
-        if self._keys is None:
-            assert self._like is not None
-            for name, like in zip(("_keys", "_values"), self._like, strict=True):
-                setattr(self, name, like.new_empty(*like.shape[:2], self.num_slots, like.shape[3]))
-            self._newest = (0,) * keys.shape[0]

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 import torch
 from jaxtyping import Int
 from torch import Tensor
+from torch.nn import functional
 
 from headwise.caches.base import CacheView, Held, KVCache, Lengths, no_tokens_of
-from headwise.caches.rows import index_of_slots, longest_of, write_tokens
+from headwise.caches.rows import are_equal, index_of_slots, longer, longest_of, write_tokens
 from headwise.config.checks import require_size
 from headwise.errors import ConfigError
 
@@ -25,7 +26,7 @@ class SlotCache(KVCache):
         super().__init__()
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
-        self._positions: Tensor | None = None
+        self._positions: Tensor | None = None  # (batch, 1, slots, 1), as if they were heads
 
     @property
     def allocated_bytes(self) -> int:
@@ -35,7 +36,7 @@ class SlotCache(KVCache):
     @property
     def num_slots(self) -> int:
         """Number of slots a row that there is memory for."""
-        return 0 if self._keys is None else self._keys.shape[2]
+        return 0 if self._values is None else self._values.shape[2]
 
     @abstractmethod
     def _choose_num_slots(self, needed: int) -> int:
@@ -49,34 +50,37 @@ class SlotCache(KVCache):
         real_tokens: Tensor | None,
         positions: Tensor | None,
     ) -> CacheView:
+        if self.seq_len > 0 and (positions is None) != (self._positions is None):
+            raise ConfigError("positions must come with every update of a cache or with none")
         num_tokens, longest = keys.shape[2], longest_of(after)
-        self._check_positions(positions, keys)
-        is_even = real_tokens is None and self.is_even
         slots = None
-        if not is_even:
+        if real_tokens is not None or not self.is_even:
             slots = self.next_index(keys.shape[0], num_tokens, real_tokens=real_tokens, device=keys.device)
-        self._reserve(longest)
+        self._reserve(longest, keys, values, positions)
         assert self._keys is not None and self._values is not None
-        for buffer, tokens in ((self._keys, keys), (self._values, values)):
+        view = self._show(after)
+        written = [(self._keys, keys), (self._values, values)]
+        if self._positions is not None and positions is not None:
+            written.append((self._positions, positions[:, None, :, None]))
+        for buffer, tokens in written:
             if slots is None:
                 buffer[:, :, longest - num_tokens : longest] = tokens
             else:
                 write_tokens(buffer, tokens, slots)
-        if self._positions is not None and positions is not None:
-            if slots is None:
-                self._positions[:, longest - num_tokens : longest] = positions
-            else:
-                write_tokens(self._positions[:, None, :, None], positions[:, None, :, None], slots)
         self._lengths = after
-        return self.view()
+        return view
 
     def view(self) -> CacheView:
         """Return all that is held; keys and values are views of the buffers."""
         self._require_use()
+        return self._show(self.lengths)
+
+    def _show(self, lengths: tuple[int, ...]) -> CacheView:
+        """Return the view of rows of these lengths, also before their last tokens are written."""
         assert self._keys is not None and self._values is not None
-        longest = self.seq_len
-        index = None if self.is_even else index_of_slots(self.lengths, longest, self._keys.device)
-        positions = None if self._positions is None else self._positions[:, :longest]
+        longest = longest_of(lengths)
+        index = None if are_equal(lengths) else index_of_slots(lengths, longest, self._keys.device)
+        positions = None if self._positions is None else self._positions[:, 0, :longest, 0]
         return CacheView(self._keys[:, :, :longest], self._values[:, :, :longest], index, positions)
 
     def crop(self, lengths: Lengths) -> None:
@@ -85,12 +89,13 @@ class SlotCache(KVCache):
 
     def reorder(self, rows: Sequence[int] | Int[Tensor, " new_batch"]) -> None:
         """Make row `i` a copy of what row `rows[i]` was."""
-        chosen = self._read_rows(rows)
-        if self._keys is None or self._values is None or self._like is None:
+        chosen = self.check_reorder(rows)
+        if not self.lengths:
             return
+        assert self._keys is not None and self._values is not None
         where = torch.tensor(chosen, dtype=torch.long, device=self._keys.device)
-        self._keys, self._values = self._keys[where], self._values[where]
-        self._positions = None if self._positions is None else self._positions[where]
+        positions = None if self._positions is None else self._positions[where]
+        self._keys, self._values, self._positions = self._keys[where], self._values[where], positions
         self._lengths = tuple(self.lengths[row] for row in chosen)
 
     def _hold(self) -> Held:
@@ -99,56 +104,53 @@ class SlotCache(KVCache):
         index = index_of_slots(self.lengths, longest, device)
         is_empty = (index < 0)[:, None, :, None]
         keys, values = (one[:, :, :longest].masked_fill(is_empty, 0) for one in (self._keys, self._values))
-        positions = None if self._positions is None else self._positions[:, :longest].masked_fill(index < 0, 0)
+        positions = None if self._positions is None else self._positions[:, 0, :longest, 0].masked_fill(index < 0, 0)
         return Held(keys, values, index, positions)
 
     def _restore(self, held: Held, lengths: tuple[int, ...], dtype: torch.dtype) -> None:
-        longest = longest_of(lengths)
         self._check_room((0,) * len(lengths), lengths)
-        self._like = no_tokens_of(held.keys), no_tokens_of(held.values)
-        self._keys = self._values = self._positions = None
-        self._lengths = (0,) * len(lengths)
-        self._check_positions(held.positions, held.keys)
-        self._reserve(longest)
+        num_slots = self._choose_num_slots(longest_of(lengths))
+        self._keys, self._values = (longer(one, num_slots) for one in (held.keys, held.values))
+        self._positions = None
+        if held.positions is not None:
+            self._positions = longer_by_zeros(held.positions[:, None, :, None], num_slots)
+        self._like, self._lengths = (no_tokens_of(held.keys), no_tokens_of(held.values)), lengths
+
+    def _reserve(self, needed: int, keys: Tensor, values: Tensor, positions: Tensor | None) -> None:
+        """See to it that there are so many slots a row for tokens like these.
+
+        Where memory ends in between, what is held is still held: at first by nothing, later by buffers of which the
+        first are longer than the rest.
+        """
+        num_slots = self.num_slots
+        if not self.lengths or needed > num_slots:
+            num_slots = self._choose_num_slots(needed)
+        if not self.lengths:
+            self._keys, self._values = (
+                one.new_empty(*one.shape[:2], num_slots, one.shape[3]) for one in (keys, values)
+            )
         assert self._keys is not None and self._values is not None
-        self._keys[:, :, :longest], self._values[:, :, :longest] = held.keys, held.values
-        if self._positions is not None:
-            self._positions[:, :longest] = held.positions
-        self._lengths = lengths
-
-    def _check_positions(self, positions: Tensor | None, keys: Tensor) -> None:
-        """Take memory for positions where the first tokens have some; then all must."""
-        if positions is not None and self._positions is None and self.seq_len == 0:
-            self._positions = torch.zeros(keys.shape[0], self.num_slots, dtype=torch.long, device=keys.device)
-        elif positions is None and self._positions is not None and self.seq_len == 0:
+        if self.seq_len == 0 and positions is None:
             self._positions = None
-        if (positions is None) != (self._positions is None):
-            raise ConfigError("positions must come with every update of a cache or with none")
+        elif self.seq_len == 0 and positions is not None:
+            self._positions = positions.new_zeros(positions.shape[0], 1, num_slots, 1, dtype=torch.long)
+        if num_slots > self.num_slots:  # one after the other, so that of one alone there are two for a while
+            if self._positions is not None:
+                self._positions = longer_by_zeros(self._positions, num_slots)
+            self._keys = longer(self._keys, num_slots)
+            self._values = longer(self._values, num_slots)
 
-    def _reserve(self, needed: int) -> None:
-        """See to it that there are so many slots a row."""
-        if self._keys is not None and needed <= self.num_slots:
-            return
-        assert self._like is not None
-        num_slots, held = self._choose_num_slots(needed), self.seq_len
-        for name, like in zip(("_keys", "_values"), self._like, strict=True):
-            old = getattr(self, name)
-            batch = like.shape[0] if old is None else old.shape[0]  # rows may have been reordered since
-            new = like.new_empty(batch, like.shape[1], num_slots, like.shape[3])
-            if old is not None:
-                new[:, :, :held] = old[:, :, :held]
-            setattr(self, name, new)
-            del old
-        if self._positions is not None:
-            grown = self._positions.new_zeros(self._positions.shape[0], num_slots)
-            grown[:, :held] = self._positions[:, :held]
-            self._positions = grown
+
+def longer_by_zeros(positions: Int[Tensor, "batch 1 _ 1"], num_slots: int) -> Tensor:
+    """Return `longer` positions, with zeros behind them: a bias reads also those of empty slots."""
+    return functional.pad(positions, (0, 0, 0, max(0, num_slots - positions.shape[2])))
 
 
 class GrowingCache(SlotCache):
     """Takes any number of tokens: full buffers are copied to ones half as large again.
 
-    A token is so copied about twice over a stream of any length, and at most a third of the slots are spare.
+    A token is so copied about twice over a stream of any length. Each row has as many slots as the longest, which has
+    at least 64, and at most half as many again as it had tokens when it was longest.
 
     Example:
         >>> cache = GrowingCache()
@@ -194,7 +196,7 @@ class StaticCache(SlotCache):
 
 
 class CrossCache(SlotCache):
-    """Takes the keys and values of a source text once, which every step of a decoder reads.
+    """Takes the keys and values of a source text once, which every step of a decoder reads. `reset` lets another in.
 
     Raises:
         ConfigError: (from `update`) it is filled already.
@@ -206,3 +208,8 @@ class CrossCache(SlotCache):
     def _check_room(self, before: tuple[int, ...], counts: tuple[int, ...]) -> None:
         if any(before):
             raise ConfigError("a cross-attention cache takes one source text; got a second (reset it, or make another)")
+
+    def reset(self) -> None:
+        """Be as new, for a source text of any size, and of as many rows."""
+        self._lengths, self._like = (), None
+        self._keys = self._values = self._positions = None

@@ -25,6 +25,10 @@ def inspect(
     map_tokens: Annotated[
         int | None, typer.Option(help="tokens that maps cover; 0 = no maps [default: what keeps a page small]")
     ] = None,
+    costly: Annotated[bool, typer.Option("--costly", help="also statistics that take several times as long")] = False,
+    roles: Annotated[
+        bool, typer.Option("--roles", help="probe roles against an untrained model and shuffled texts")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(help="write a page (.html), a picture (.svg, .png) or a table (.csv)")
     ] = None,
@@ -41,6 +45,8 @@ def inspect(
             window=window,
             max_length=max_length,
             map_tokens=map_tokens,
+            costly=costly,
+            roles=roles,
             out=out,
             progress=progress,
         )

@@ -81,4 +81,5 @@ def shown(value: object) -> str:
         text = reprlib.repr(value)
     except ValueError:  # Python refuses to write a whole number of more than 4300 digits
         return "a whole number of thousands of digits"
+    text = " ".join(text.split())
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."

@@ -113,13 +113,15 @@ def _config_of(attention: nn.Module) -> AttentionConfig:
     settings = {key: value for key, value in _first(attention, "config").to_dict().items() if key != "architectures"}
     model = read_config(settings, name=name)
     index = _first(attention, "layer_idx") or 0
-    if model.encoder is None:
-        found: object = model.blocks[index].attention
-    elif not _first(attention, "is_decoder"):
-        found = model.encoder.blocks[index].attention
-    else:
-        block = model.blocks[index]
-        found = block.attention if _first(attention, "is_causal") else block.cross_attention
+    is_encoder = model.encoder is not None and not _first(attention, "is_decoder")
+    blocks = model.encoder.blocks if model.encoder is not None and is_encoder else model.blocks
+    if index >= len(blocks):
+        raise UnsupportedError(
+            f"layer_idx must be below {len(blocks)}, the number of layers by the model's config, to convert {name}; "
+            f"got {index} (layers were taken out? number the others anew)"
+        )
+    is_cross = model.encoder is not None and not is_encoder and not _first(attention, "is_causal")
+    found: object = blocks[index].cross_attention if is_cross else blocks[index].attention
     assert isinstance(found, AttentionConfig), f"{family} has layers of one kind only"
     if isinstance(found.position, ALiBi):
         raise UnsupportedError(

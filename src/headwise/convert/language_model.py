@@ -1,17 +1,19 @@
 """Decoder language models of Hugging Face's transformers -> LanguageModel."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from jaxtyping import Shaped
 from torch import Tensor, nn
 
+from headwise.config.attention import AttentionConfig
 from headwise.config.huggingface import read_config
-from headwise.convert.huggingface import from_huggingface
-from headwise.convert.plain import require_one_dtype, require_plain
-from headwise.convert.weights import fill, parameters_of, view_of, weights_of
+from headwise.config.model import ModelConfig
+from headwise.convert.as_made import require_as_made
+from headwise.convert.huggingface_weights import LayerWeights
+from headwise.convert.plain import require_one_dtype
+from headwise.convert.weights import build_empty, fill, parameters_of, view_of, weights_of
 from headwise.errors import UnsupportedError
 from headwise.nn.language_model import LanguageModel
 
@@ -25,7 +27,7 @@ class Layout:
         layers: the list of layers, in the body.
         token_table, norm: in the body.
         position_table: in the body; None: there is none.
-        attention: what `from_huggingface` takes.
+        attention: what `from_huggingface` takes, too.
         parts: our name of a part of a block -> theirs.
     """
 
@@ -74,8 +76,6 @@ LAYOUTS: Mapping[str, Layout] = {
     "smollm3": _LLAMA,
 }
 """The families that are converted, by `model_type`."""
-_RMS_NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm", "SmolLM3RMSNorm")
-_KINDS = (nn.Linear, "Conv1D", nn.Embedding, nn.LayerNorm, *_RMS_NORMS)
 
 
 def language_model_from_huggingface(model: nn.Module) -> LanguageModel:
@@ -89,8 +89,10 @@ def language_model_from_huggingface(model: nn.Module) -> LanguageModel:
         A model in the mode of the given one (training or not), on its device and in its dtype, frozen where it is.
 
     Raises:
-        UnsupportedError: another family or a model without a head; weights that are no plain ones (in several dtypes,
-            quantised, offloaded, with an adapter, a weight norm or a parametrization); a part that is not built here.
+        UnsupportedError: another family or a model without a head; a model that is no longer what its class makes of
+            its config (a part taken out or replaced, a number or switch of a module set anew, a hook); weights that are
+            no plain ones (in several dtypes, quantised, offloaded, with an adapter, a weight norm or a
+            parametrization); a part that is not built here.
         ConfigError: the model's config cannot be read.
 
     Example:
@@ -104,36 +106,34 @@ def language_model_from_huggingface(model: nn.Module) -> LanguageModel:
             f"got a {type(model).__name__} of {family}"
         )
     config = read_config(theirs.config.to_dict(), name=type(model).__name__)
-    weights = dict(_read(theirs, LAYOUTS[family]))
+    require_as_made(model)
+    table = model.get_submodule(LAYOUTS[family].body).get_submodule(LAYOUTS[family].token_table)
+    assert config.head is not None
+    config = replace(config, head=replace(config.head, tied=theirs.lm_head.weight is table.weight))
+    weights = dict(_read(theirs, LAYOUTS[family], config))
     require_one_dtype(weights)
-    with torch.random.fork_rng(devices=[]):  # what the model draws at its start is thrown away
-        ours = LanguageModel(config)
-    weight = weights["body.token_table.weight"]
-    ours.to(weight).train(model.training)
+    ours = build_empty(lambda: LanguageModel(config), like=weights["body.token_table.weight"])
     fill(ours, weights, dict(_ours(ours)))
-    return ours
+    return ours.train(model.training)
 
 
-def _read(model: Any, layout: Layout) -> Iterator[tuple[str, Shaped[Tensor, "..."]]]:
+def _read(model: Any, layout: Layout, config: ModelConfig) -> Iterator[tuple[str, Shaped[Tensor, "..."]]]:
     """Yield the weights of their model under our names."""
     body = model.get_submodule(layout.body)
-    table = body.get_submodule(layout.token_table)
-    yield from _named("body.token_table", table, model)
+    yield from _named("body.token_table", body.get_submodule(layout.token_table))
     if layout.position_table is not None:
-        require_plain(layout.position_table, body.get_submodule(layout.position_table), [nn.Embedding], whole=model)
         yield "body.positions.table", view_of(body.get_submodule(layout.position_table).get_parameter("weight"))
-    yield from _named("body.norm", body.get_submodule(layout.norm), model)
-    layers = body.get_submodule(layout.layers)
-    assert isinstance(layers, nn.ModuleList)
-    for number, layer in enumerate(layers):
+    yield from _named("body.norm", body.get_submodule(layout.norm))
+    for number, (layer, block) in enumerate(zip(body.get_submodule(layout.layers), config.blocks, strict=True)):
         ours = f"body.blocks.{number}"
-        attention = from_huggingface(layer.get_submodule(layout.attention))
-        yield from ((f"{ours}.attention.{name}", one) for name, one in weights_of(attention).items())
+        assert isinstance(block.attention, AttentionConfig)
+        attention = LayerWeights(layer.get_submodule(layout.attention), config.model_type, block.attention, None)
+        yield from ((f"{ours}.attention.{name}", one) for name, one in attention.read().items())
         for name, path in layout.parts.items():
-            yield from _named(f"{ours}.{name}", layer.get_submodule(path), model)
-    head = list(_named("projection", model.lm_head, model))
-    if model.lm_head.weight is not table.get_parameter("weight"):
-        yield from head
+            yield from _named(f"{ours}.{name}", layer.get_submodule(path))
+    assert config.head is not None
+    if not config.head.tied:
+        yield from _named("projection", model.lm_head)
 
 
 def _ours(model: LanguageModel) -> Iterator[tuple[str, Shaped[Tensor, "..."]]]:
@@ -146,9 +146,8 @@ def _ours(model: LanguageModel) -> Iterator[tuple[str, Shaped[Tensor, "..."]]]:
         yield from ((f"body.blocks.{number}.attention.{name}", one) for name, one in weights_of(attention).items())
 
 
-def _named(name: str, part: nn.Module, whole: nn.Module) -> Iterator[tuple[str, Shaped[Tensor, "..."]]]:
+def _named(name: str, part: nn.Module) -> Iterator[tuple[str, Shaped[Tensor, "..."]]]:
     """Yield weight and bias of a projection, a table or a norm by our name of it, laid out as ours."""
-    require_plain(name, part, _KINDS, whole=whole)
     is_turned = type(part).__name__ == "Conv1D"  # multiplies from the other side
     for kind, weight in parameters_of(part).items():
         turned = weight.detach().T.requires_grad_(weight.requires_grad) if is_turned and kind == "weight" else weight

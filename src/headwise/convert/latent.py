@@ -78,7 +78,8 @@ def _config_of(attention: Any) -> LatentAttentionConfig:
             f"got a {type(attention).__name__} of {family}"
         )
     settings = {key: value for key, value in config.to_dict().items() if key != "architectures"}
-    found = read_config(settings, name=type(attention).__name__).blocks[attention.layer_idx].attention
+    # Attention is the same in every layer: a layer's number may be stale, where others were taken out.
+    found = read_config(settings, name=type(attention).__name__).blocks[0].attention
     assert isinstance(found, LatentAttentionConfig), f"{family} has latent layers only"
     return found
 

@@ -4,9 +4,9 @@ Each foreign module is read as views of its weights under our names. The same vi
 of ours, or written into from one. A view asks for gradients where its parameter does, so that what is frozen stays so.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Shaped
@@ -21,6 +21,8 @@ from headwise.nn.projection import FusedProjection
 
 Weights = Mapping[str, Shaped[Tensor, "..."]]
 """Weights by the names of `MultiHeadAttention`'s parameters; as a rule views, detached."""
+
+Module = TypeVar("Module", bound=nn.Module)
 
 _FUSED = ("q_proj", "k_proj", "v_proj")
 
@@ -100,6 +102,19 @@ def build_layer(
             parameter.data = parameter.data.to(like)
     fill(layer, weights, weights_of(layer))
     return layer
+
+
+def build_empty(make: Callable[[], Module], *, like: Shaped[Tensor, "..."]) -> Module:
+    """Make a module whose parameters have a weight's device and dtype and hold no numbers yet, in their memory alone.
+
+    Args:
+        make: what makes it, with parameters and no buffers.
+        like: the weight.
+    """
+    with torch.device("meta"):  # where nothing is drawn, so that torch's random state stays as it was
+        module = make()
+    assert not list(module.buffers()), "what a buffer holds would be lost"
+    return module.to(like.dtype).to_empty(device=like.device)
 
 
 def fill(module: nn.Module, source: Weights, target: Weights) -> None:

@@ -1,26 +1,22 @@
 """One door to the attention weights of a model: each layer shown to an observer, in blocks of queries."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections import Counter
+from collections.abc import Callable, Mapping
+from inspect import signature
 from typing import Any, Protocol, runtime_checkable
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from headwise.errors import ModelError, UnsupportedError
-from headwise.inspection.own_attention import observe_own_attention
-from headwise.integrations.layer_weights import CallCount, GivenWeights, LayerWeights
-from headwise.integrations.torch_attention import observe_multihead_attention
-from headwise.integrations.transformers_attention import (
-    is_transformers_model,
-    keep_implementation,
-    observe_attention,
-    use_eager_attention,
-)
-from headwise.nn.multihead import MultiHeadAttention
+from headwise.inspection.eager import EagerReader
+from headwise.inspection.listening import Trial, listen
+from headwise.inspection.quiet_passes import Inputs, quietly, run, run_without_cache, trial_text
+from headwise.inspection.stacks import Place, Stack, StackNames
+from headwise.integrations.layer_weights import AttentionCall, LayerWeights
+from headwise.integrations.transformers_attention import is_transformers_model
 
-Inputs = Mapping[str, Any] | tuple[Any, ...]
 Observer = Callable[[int, LayerWeights], None]
+StackObserver = Callable[[str, int, LayerWeights], None]
 
 
 @runtime_checkable
@@ -30,181 +26,194 @@ class Reader(Protocol):
     notes: tuple[str, ...]
 
     def read(self, inputs: Inputs, observer: Observer) -> None:
-        """Run the model once, showing every self-attention layer to `observer(layer, weights)`, from layer 0 on."""
+        """Run the model once, showing every layer of one stack to `observer(layer, weights)`, from layer 0 on."""
 
 
-def open_reader(model: nn.Module, example: Inputs) -> Reader:
-    """Find the way to read a model's attention, trying it on the first text of `example` where that is not known.
+@runtime_checkable
+class StackReader(Protocol):
+    """A way to read all stacks of attention layers of one model, in one pass."""
 
-    The model runs in eval mode without gradients, and is as it was afterwards. Weights come in blocks of queries: no
-    more than one layer is ever held, and of most models no more than one block.
+    stacks: tuple[Stack, ...]
+    notes: tuple[str, ...]
+
+    def read(self, inputs: Inputs, observer: StackObserver) -> None:
+        """Run the model once, showing every layer to `observer(name of its stack, layer, weights)`."""
+
+
+def open_reader(model: nn.Module, example: Inputs, *, stack: str | None = None) -> Reader:
+    """Find the way to read one stack of a model's attention layers.
 
     Args:
-        model: a Hugging Face model, or a module with `nn.MultiheadAttention`s or headwise's `MultiHeadAttention`s.
-        example: keyword arguments of its forward pass as a mapping, or positional ones as a tuple.
+        model: as of `open_stacks`.
+        example: as of `open_stacks`.
+        stack: name of the stack. Default: the only stack of self-attention; cross-attention is left out.
+
+    Raises:
+        ModelError: as `open_stacks`; the model has no such stack, or none or several of self-attention and no name is
+            given.
+    """
+    reader = open_stacks(model, example)
+    name = type(model).__name__
+    known = ", ".join(map(str, reader.stacks))
+    if stack is not None:
+        if stack not in [each.name for each in reader.stacks]:
+            raise ModelError(f"stack must be one of {name}'s: {known}; got {stack!r}")
+        return _OneStack(reader, stack, ())
+    own = [each for each in reader.stacks if not each.is_cross]
+    if not own:
+        raise ModelError(
+            "heads are shown of self-attention layers that run (cross-attention reads keys of another text); in one "
+            f"forward pass of {name} none did: give stack, one of {known}"
+        )
+    if len(own) > 1:
+        raise ModelError(
+            f"heads are shown of one stack of attention layers at a time; {name} has {known}: give stack, one of their "
+            "names, or inspect its parts"
+        )
+    left_out = sum(each.num_layers for each in reader.stacks if each.is_cross)
+    layers = "layer that reads" if left_out == 1 else "layers that read"
+    note = f"Cross-attention is left out: {left_out} {layers} the keys of another text."
+    return _OneStack(reader, own[0].name, (note,) if left_out else ())
+
+
+def open_stacks(model: nn.Module, example: Inputs) -> StackReader:
+    """Find the way to read all attention layers of a model, trying it on `example`.
+
+    The model runs in eval mode without gradients, and is as it was afterwards. Weights come in blocks of queries: no
+    more than one layer is ever held, and of most models no more than one block. In the trial, what was recomputed is
+    compared with what a Hugging Face layer attends with; where it differs, or a layer bypasses transformers'
+    interface, the model is read in eager mode, and a note says so.
+
+    Args:
+        model: a Hugging Face model, or a module with `nn.MultiheadAttention`s, headwise's own layers, calls of
+            `headwise.attention`, or layers that an adapter reads (`register_adapter`).
+        example: keyword arguments of its forward pass as a mapping, or positional ones as a tuple. Of a Hugging Face
+            model the trial reads the first tokens of the first text.
 
     Raises:
         ModelError: the model is of another kind, or its attention cannot be read whole.
     """
     if is_transformers_model(model):
         return _open_transformers(model, example)
-    layers = [part for part in model.modules() if isinstance(part, nn.MultiheadAttention | MultiHeadAttention)]
-    if not layers:
+    trial = Trial()
+    with quietly(model), trial.watch(model):
+        run(model, example)
+    if not trial.calls:
         raise ModelError(
-            "heads can be shown of a Hugging Face model, or of a module that holds nn.MultiheadAttention or "
-            f"headwise's MultiHeadAttention; {type(model).__name__} is and holds none of them"
+            "heads can be shown of a Hugging Face model, or of a module whose forward pass runs nn.MultiheadAttention "
+            f"or headwise's MultiHeadAttention; {type(model).__name__} is and runs none of them: "
+            "register_adapter says how to read others"
         )
-    if all(isinstance(layer, MultiHeadAttention) for layer in layers):
-        return _ModuleReader(model, observe_own_attention)
-    if all(isinstance(layer, nn.MultiheadAttention) for layer in layers):
-        return _ModuleReader(model, observe_multihead_attention)
-    raise ModelError(
-        "a module's heads are shown where all its attention layers are of one kind; "
-        f"{type(model).__name__} mixes nn.MultiheadAttention and headwise's MultiHeadAttention: inspect its parts"
-    )
+    has_cross = any(is_cross for _, is_cross in trial.calls)
+    return _ListeningReader(model, run, StackNames(model, by_path=has_cross), trial)
 
 
-class _ModuleReader:
-    """Reads a module whose attention layers can be listened to one by one."""
+class _OneStack:
+    """Reads one of a model's stacks."""
+
+    def __init__(self, reader: StackReader, stack: str, notes: tuple[str, ...]):
+        self.reader = reader
+        self.stack = stack
+        self.notes = (*reader.notes, *notes)
+
+    def read(self, inputs: Inputs, observer: Observer) -> None:
+        def choose(stack: str, number: int, weights: LayerWeights) -> None:
+            if stack == self.stack:
+                observer(number, weights)
+
+        self.reader.read(inputs, choose)
+
+
+class _ListeningReader:
+    """Reads a model by listening to its attention calls."""
 
     def __init__(
         self,
         model: nn.Module,
-        observe: Callable[[nn.Module, Callable[[Any, Any], None]], AbstractContextManager[CallCount]],
+        run_model: Callable[[Any, Inputs], Any],
+        names: StackNames,
+        trial: Trial,
     ):
         self.model = model
-        self.observe = observe
+        self.run_model = run_model
+        self.names = names
+        self.places = names.name_places([names.place_of(*call) for call in trial.calls])
+        self.stacks = tuple(self.places.values())
         self.notes: tuple[str, ...] = ()
 
-    def read(self, inputs: Inputs, observer: Observer) -> None:
-        def number(_: nn.Module, weights: LayerWeights) -> None:
-            observer(count.calls, weights)
+    def read(self, inputs: Inputs, observer: StackObserver) -> None:
+        counts: Counter[Place] = Counter()
 
-        with _quietly(self.model), self.observe(self.model, number) as count:
-            _run(self.model, inputs)
-        if count.calls == 0:
+        def hear(call: AttentionCall) -> None:
+            place = self.names.place_of(call.module, call.is_cross)
+            if place in self.places:
+                observer(self.places[place].name, counts[place], call.weights)
+            counts[place] += 1
+
+        with quietly(self.model), listen(self.model, hear):
+            self.run_model(self.model, inputs)
+        expected = Counter({place: stack.num_layers for place, stack in self.places.items()})
+        if counts != expected:
             raise ModelError(
-                "heads are shown of self-attention layers that run (cross-attention reads keys of another text); "
-                f"in one forward pass of {type(self.model).__name__} none did"
-            )
-        if count.cross_calls:
-            layers = "layer that reads" if count.cross_calls == 1 else "layers that read"
-            self.notes = (f"Cross-attention is left out: {count.cross_calls} {layers} the keys of another text.",)
-
-
-class _InterfaceReader:
-    """Reads a Hugging Face model on its fast path, through transformers' own attention interface."""
-
-    def __init__(self, model: Any, num_layers: int):
-        self.model = model
-        self.num_layers = num_layers
-        self.notes: tuple[str, ...] = ()
-
-    def read(self, inputs: Inputs, observer: Observer) -> None:
-        with _quietly(self.model), observe_attention(self.model, observer) as count:
-            _run_without_cache(self.model, inputs)
-        if count.calls != self.num_layers:
-            raise ModelError(
-                f"every pass of {type(self.model).__name__} must call its {self.num_layers} attention layers once; "
-                f"this one called {count.calls}"
+                f"every pass of {type(self.model).__name__} must call its {expected.total()} attention layers once; "
+                f"this one called {counts.total()}"
             )
 
 
-class _EagerReader:
-    """Reads the weights that a Hugging Face model returns itself, in eager mode; holds all layers of a batch."""
-
-    def __init__(self, model: Any, num_layers: int, reason: str):
-        self.model = model
-        self.num_layers = num_layers
-        self.notes: tuple[str, ...] = (
-            f"{type(model).__name__} was read in eager mode, since {reason}: "
-            "there a weight of exactly 0 is taken for a hidden key.",
-        )
-
-    def read(self, inputs: Inputs, observer: Observer) -> None:
-        with _quietly(self.model), keep_implementation(self.model):
-            use_eager_attention(self.model)
-            output = _run_without_cache(self.model, inputs, output_attentions=True, return_dict=True)
-        attentions = getattr(output, "attentions", None) or ()
-        shown = [weights for weights in attentions if isinstance(weights, Tensor) and weights.dim() == 4]
-        if len(shown) != self.num_layers or len(shown) != len(attentions):
-            raise ModelError(
-                f"the attention of {type(self.model).__name__} cannot be read: it does not go through transformers' "
-                f"AttentionInterface, and in eager mode output_attentions=True returned weights for {len(shown)} of "
-                f"{self.num_layers} layers"
-            )
-        for layer, weights in enumerate(shown):
-            observer(layer, GivenWeights(weights=weights.float(), visible=weights > 0))
-
-
-def _open_transformers(model: Any, example: Inputs) -> Reader:
-    """Try the attention interface on one text; where a layer bypasses it, fall back to eager mode."""
-    name = type(model).__name__
-    config = model.config.get_text_config()
-    if model.config.is_encoder_decoder and model.get_encoder() is not model:
-        raise ModelError(
-            f"heads are shown of one stack of self-attention layers; {name} is an encoder and a decoder: "
-            "give one of them, for instance model.get_encoder()"
-        )
-    # without its output head: scores over a vocabulary are not needed, and often the largest tensor of a model
-    body = model.base_model
-    num_layers = getattr(config, "num_hidden_layers", None)
+def _open_transformers(model: Any, example: Inputs) -> StackReader:
+    """Listen to one text; where a layer bypasses the interface, or cannot be told from its call, read in eager mode."""
+    _require_decoder_inputs(model, example)
+    body = _without_head(model)
+    text = trial_text(body, example)
+    num_layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    if model.config.is_encoder_decoder:  # what its config says is of one of its stacks
+        num_layers = None
+    trial = Trial()
     try:
-        with _quietly(body), observe_attention(body, lambda layer, weights: None) as count:
-            _run_without_cache(body, _first_text(example))
+        with quietly(body), trial.watch(body):
+            run_without_cache(body, text)
     except UnsupportedError as error:
-        if num_layers is None:
-            raise ModelError(f"the attention of {name} cannot be read: {error}") from error
-        return _EagerReader(body, num_layers, str(error))
-    if num_layers is None:
-        num_layers = count.calls
-    if count.calls == num_layers and num_layers > 0:
-        return _InterfaceReader(body, num_layers)
-    if count.calls > num_layers:
-        raise ModelError(
-            f"heads are shown of models with one self-attention a layer; {name} has {num_layers} layers and calls "
-            f"attention {count.calls} times: inspect its parts"
-        )
-    reader = _EagerReader(
-        body,
-        num_layers,
-        f"{num_layers - count.calls} of its {num_layers} layers bypass transformers' AttentionInterface",
-    )
-    reader.read(_first_text(example), lambda layer, weights: None)
+        return _open_eager(EagerReader(body, num_layers, str(error)), text)
+    if not trial.calls and not trial.silent:
+        reason = "none of its layers goes through transformers' AttentionInterface"
+        return _open_eager(EagerReader(body, num_layers, reason), text)
+    num_known = len(trial.calls) + len(trial.silent)
+    reason = f"{len(trial.silent)} of its {num_known} layers bypass transformers' AttentionInterface"
+    if not trial.calls:
+        return _open_eager(EagerReader(body, num_known, reason), text)
+
+    reader = _ListeningReader(body, run_without_cache, StackNames(body, by_path=True), trial)
+    silent = {reader.names.place_of(layer, is_cross)[0] for layer in trial.silent for is_cross in (False, True)}
+    if silent & {path for path, _ in reader.places}:  # a stack with holes: its layers would get wrong numbers
+        return _open_eager(EagerReader(body, num_known, reason), text)
+    if trial.silent:
+        names = ", ".join(sorted({type(layer).__name__ for layer in trial.silent}))
+        reader.notes = (f"Left out is {names}, whose attention does not go through transformers' AttentionInterface.",)
+    if len(reader.stacks) == 1 and num_layers is not None and len(trial.calls) < num_layers:
+        shown = f"{len(trial.calls)} of the {num_layers} layers of {type(model).__name__}"
+        reader.notes += (f"{shown} have softmax attention; they are numbered from 0.",)
     return reader
 
 
-def _run(model: nn.Module, inputs: Inputs) -> Any:
-    return model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
+def _open_eager(reader: EagerReader, text: Inputs) -> StackReader:
+    """Return a reader that has read a text."""
+    reader.read(text, lambda stack, layer, weights: None)
+    return reader
 
 
-def _run_without_cache(model: Any, inputs: Inputs, **keywords: Any) -> Any:
-    """Run a Hugging Face model on a whole text, whose keys and values nobody will ask for again."""
-    if not isinstance(inputs, Mapping):
-        raise ModelError("a Hugging Face model is run with keyword arguments; give inputs as a dict")
-    has_cache = getattr(model.config, "use_cache", None) is not None
-    return model(**inputs, **keywords, use_cache=False) if has_cache else model(**inputs, **keywords)
+def _without_head(model: Any) -> Any:
+    """Return a model without its output head: scores over a vocabulary are often the largest tensor of all."""
+    body = model.base_model
+    reads = signature(body.forward).parameters
+    return body if model.main_input_name in reads else model  # some call a part base that reads hidden states
 
 
-def _first_text(inputs: Inputs) -> Inputs:
-    """Return the inputs of the first text of a batch."""
-
-    def first(value: Any) -> Any:
-        return value[:1] if isinstance(value, Tensor) and value.dim() > 0 else value
-
-    if isinstance(inputs, Mapping):
-        return {name: first(value) for name, value in inputs.items()}
-    return tuple(first(value) for value in inputs)
-
-
-@contextmanager
-def _quietly(model: nn.Module) -> Iterator[None]:
-    """Run in eval mode without gradients; every part has its own training flag again afterwards."""
-    training = [(part, part.training) for part in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for part, flag in training:
-            part.training = flag
+def _require_decoder_inputs(model: Any, inputs: Inputs) -> None:
+    if not model.config.is_encoder_decoder or model.get_encoder() is model or not isinstance(inputs, Mapping):
+        return
+    # what looks at images answers with queries that it has learned
+    if "pixel_values" not in inputs and not any(name.startswith("decoder_") for name in inputs):
+        raise ModelError(
+            f"{type(model).__name__} is an encoder and a decoder: its inputs must have decoder_input_ids, too; or give "
+            f"one of them, for instance model.get_encoder(); got {', '.join(inputs)}"
+        )

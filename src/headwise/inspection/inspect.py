@@ -1,6 +1,7 @@
 """What the heads of a model do: the doors from texts and from plain inputs to an Inspection."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,12 +9,15 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from headwise.errors import ModelError, TextError
-from headwise.inspection.capture import Inputs, open_reader
-from headwise.inspection.kinds import TokenKinds
+from headwise.inspection.capture import open_reader
+from headwise.inspection.detail import NO_DETAIL, Detail
+from headwise.inspection.kinds import TokenKinds, told_padding
 from headwise.inspection.maps import MAX_MAP_TOKENS
+from headwise.inspection.quiet_passes import Inputs
 from headwise.inspection.reading import Batch, Progress, read_batches
+from headwise.inspection.relations import Relation, require_tokens
 from headwise.inspection.results import Inspection
-from headwise.inspection.windows import Window, cut_into_windows, model_length
+from headwise.inspection.windows import Window, cut_into_windows, model_length, require_window
 from headwise.integrations.layer_weights import LayerWeights
 from headwise.integrations.transformers_attention import is_transformers_model
 
@@ -31,6 +35,7 @@ def inspect_texts(
     max_map_tokens: int = MAX_MAP_TOKENS,
     batch_size: int = 8,
     progress: Progress | None = None,
+    detail: Detail = NO_DETAIL,
 ) -> Inspection:
     """Measure what every head of a Hugging Face model does on texts, averaged over all their tokens.
 
@@ -46,6 +51,7 @@ def inspect_texts(
         max_map_tokens: tokens of the shown text that its maps cover (default 512); 0 = no maps.
         batch_size: windows per forward pass; memory depends on it, results do not.
         progress: called with the windows that are done and how many there are.
+        detail: what is taken beside statistics that cost little; relations are of the first window of a text.
 
     Raises:
         TextError: there is no text, one holds no token, `show` is none of them, or a window has no room for a token or
@@ -60,8 +66,7 @@ def inspect_texts(
     longest = model_length(model, tokenizer)
     if window is None:
         window = longest
-    elif longest is not None and window > longest:
-        raise TextError(f"window must not exceed the {longest} tokens that the model reads at once; got {window}")
+    require_window(window, longest)
     windows, num_cut = cut_into_windows(tokenizer, texts, window=window, max_length=max_length)
     _require_shown(show, len(texts))
     shown = next(number for number, each in enumerate(windows) if each.text == show)
@@ -92,6 +97,7 @@ def inspect_texts(
         num_texts=len(texts),
         notes=notes,
         progress=progress,
+        detail=replace(detail, relations=_on_windows(detail.relations, windows)),
     )
 
 
@@ -104,6 +110,7 @@ def inspect_inputs(
     show: int = 0,
     max_map_tokens: int = MAX_MAP_TOKENS,
     notes: Sequence[str] = (),
+    detail: Detail = NO_DETAIL,
 ) -> Inspection:
     """Measure what every head of a module does in one forward pass on given inputs.
 
@@ -116,16 +123,15 @@ def inspect_inputs(
         show: number of the text whose tokens and maps are returned.
         max_map_tokens: tokens of the shown text that its maps cover (default 512); 0 = no maps.
         notes: what a reader of the result must know about the inputs.
+        detail: what is taken beside statistics that cost little.
 
     Raises:
         ModelError: the module's attention cannot be read, or its layers read texts of other sizes.
         TextError: a text is all padding, `show` is none of the texts, or the tokens do not match.
     """
     reader = open_reader(module, inputs)
-    if real_tokens is None and isinstance(inputs, Mapping) and is_transformers_model(module):
-        attention_mask = inputs.get("attention_mask")
-        if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
-            real_tokens = attention_mask.bool()
+    if real_tokens is None:
+        real_tokens = told_padding(module, inputs)
     if real_tokens is None:
         found: list[Tensor] = []
 
@@ -138,6 +144,7 @@ def inspect_inputs(
         reader.read(inputs, look)
         real_tokens = found[0]
     _require_shown(show, len(real_tokens))
+    require_tokens(detail.relations, real_tokens.sum(dim=1).tolist())
     labels = [str(number) for number in range(int(real_tokens[show].sum()))]
     return read_batches(
         reader,
@@ -146,6 +153,19 @@ def inspect_inputs(
         tokens=_labels(tokens, labels),
         max_map_tokens=max_map_tokens,
         notes=notes,
+        detail=detail,
+    )
+
+
+def _on_windows(relations: Sequence[Relation], windows: Sequence[Window]) -> tuple[Relation, ...]:
+    """Return relations between tokens of texts as relations between tokens of the first window of each."""
+    first: dict[int, int] = {}
+    for number, window in enumerate(windows):
+        first.setdefault(window.text, number)
+    require_tokens(relations, [len(windows[number].ids) for number in first.values()])
+    return tuple(
+        replace(relation, pairs=tuple((first[text], start, end) for text, start, end in relation.pairs))
+        for relation in relations
     )
 
 

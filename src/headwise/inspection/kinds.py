@@ -1,10 +1,14 @@
 """What the tokens of a batch are: padding, separators."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool
-from torch import Tensor
+from torch import Tensor, nn
+
+from headwise.inspection.quiet_passes import Inputs
+from headwise.integrations.transformers_attention import is_transformers_model
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,3 +26,12 @@ class TokenKinds:
     def to(self, device: torch.device) -> "TokenKinds":
         """Return the same on a device."""
         return TokenKinds(self.real.to(device), self.separators.to(device))
+
+
+def told_padding(module: nn.Module, inputs: Inputs) -> Bool[Tensor, "batch seq_len"] | None:
+    """Return which tokens are no padding, where a Hugging Face model is told so by its `attention_mask`; else None."""
+    if isinstance(inputs, Mapping) and is_transformers_model(module):
+        attention_mask = inputs.get("attention_mask")
+        if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
+            return attention_mask.bool()
+    return None

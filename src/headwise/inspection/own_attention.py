@@ -1,87 +1,125 @@
-"""Listening to headwise's own attention layers."""
+"""Listening to headwise's own attention: layers of every kind, and plain calls of `headwise.attention`."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor, nn
 
-from headwise.integrations.layer_weights import CallCount, GivenWeights, is_self_attention
-from headwise.masks.dense import dense_mask
-from headwise.masks.patterns import Mask
+from headwise.integrations.layer_weights import (
+    AttentionCall,
+    Listener,
+    OnError,
+    ProjectedWeights,
+    RowsOf,
+    block_ranges,
+    is_self_attention,
+    take_rows,
+    tell,
+)
+from headwise.nn.latent import LatentAttention
 from headwise.nn.multihead import MultiHeadAttention
+from headwise.nn.torch_multihead import TorchMultiheadAttention
+from headwise.ops.call import Call
+from headwise.ops.listening import listening
+from headwise.ops.lowering import allowed_pairs
+from headwise.ops.scores import bias_values
 
-Observer = Callable[[nn.Module, GivenWeights], None]
+OWN_LAYERS = (MultiHeadAttention, LatentAttention, TorchMultiheadAttention)
+"""The layers whose calls are told apart by name; any module may call `headwise.attention` itself."""
 
 
 @contextmanager
-def observe_own_attention(module: nn.Module, observer: Observer) -> Iterator[CallCount]:
-    """Show every self-attention call of the `MultiHeadAttention`s in `module` to `observer`.
+def observe_own_attention(module: nn.Module, listener: Listener, *, on_error: OnError | None = None) -> Iterator[None]:
+    """Show every call of `headwise.attention` that is made in this context to `listener`.
 
-    Each layer is asked for its weights beside the call that it was about to answer, which stays as it is. A token that
-    no query may read counts as padding. Calls whose keys are another text (cross-attention) are only counted.
+    Weights are made of what the call is given (queries, keys, mask, bias, indices, softcap, sink), a block of queries
+    at a time: what the call computes stays as it is, and nobody makes a table of all pairs. A token that no query may
+    read counts as padding.
 
     Args:
-        module: any module.
-        observer: called with the layer and its weights.
-
-    Yields:
-        The count of calls.
+        module: any module; the layers in it that are headwise's own are told with their calls.
+        listener: called at each attention call.
+        on_error: as of `tell`.
     """
+    running: list[tuple[nn.Module, bool]] = []  # layers that run just now, and whether keys are of other tokens
 
-    def before_forward(layer: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        assert isinstance(layer, MultiHeadAttention)
-        query, key = _query_and_key(*args, **keywords)
-        if is_self_attention(query, key):
-            observer(layer, _read_call(layer, query, args, keywords))
-            count.calls += 1
-        else:
-            count.cross_calls += 1
+    def before(layer: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        running.append((layer, not isinstance(layer, LatentAttention) and _reads_others(*args, **keywords)))
 
-    count = CallCount()
-    layers = [part for part in module.modules() if isinstance(part, MultiHeadAttention)]
-    handles = [layer.register_forward_pre_hook(before_forward, with_kwargs=True) for layer in layers]
-    try:
-        yield count
-    finally:
-        for handle in handles:
-            handle.remove()
+    def after(*_: Any) -> None:
+        running.pop()
 
+    def hear(call: Call) -> None:
+        layer, is_cross = running[-1] if running else (None, call.query.shape[2] != call.key.shape[2])
+        tell(listener, lambda: AttentionCall(layer, weights_of_call(call), is_cross), on_error)
 
-def _query_and_key(query: Tensor, key: Tensor | None = None, *_: Any, **__: Any) -> tuple[Tensor, Tensor | None]:
-    return query, key
+    with ExitStack() as exits:
+        for part in module.modules():
+            if isinstance(part, OWN_LAYERS):
+                exits.callback(part.register_forward_pre_hook(before, with_kwargs=True).remove)
+                exits.callback(part.register_forward_hook(after, always_call=True).remove)
+        exits.enter_context(listening(hear))
+        yield
 
 
-def _read_call(
-    layer: MultiHeadAttention, query: Tensor, args: tuple[Any, ...], keywords: dict[str, Any]
-) -> GivenWeights:
-    batch, seq_len, _ = query.shape
-    weights = _weights(layer, args, keywords)
-    mask: Mask = layer.config.mask
-    if keywords.get("mask") is not None:
-        mask = mask & keywords["mask"]
-    visible = dense_mask(
-        mask,
-        batch_size=batch,
-        num_heads=layer.config.num_heads,
-        query_len=seq_len,
-        key_len=seq_len,
-        device=query.device,
-    ).expand(batch, -1, seq_len, seq_len)
-    return GivenWeights(
-        weights=weights.to(torch.promote_types(weights.dtype, torch.float32)),
-        visible=visible,
-        real_tokens=visible.flatten(1, 2).any(dim=1),
+def _reads_others(query: Tensor, key: Tensor | None = None, *_: Any, **__: Any) -> bool:
+    return not is_self_attention(query, key)
+
+
+def weights_of_call(call: Call) -> ProjectedWeights:
+    """Return what the weights of a call of `headwise.attention` are made of; its mask and bias stay functions.
+
+    Args:
+        call: the call, checked.
+    """
+    query_len, key_len = call.query.shape[2], call.key.shape[2]
+    query_index = call.query_index
+    if query_index is None:
+        query_index = torch.arange(key_len - query_len, key_len, device=call.query.device)
+    query_positions = query_index if call.query_positions is None else call.query_positions
+
+    def rows(index: Tensor) -> Call:
+        return call._replace(
+            query=call.query[:, :, : index.shape[-1]],  # of which only the shape counts
+            query_index=_places_of(query_index, index),
+            query_positions=_places_of(query_positions, index),
+        )
+
+    def bias_rows(index: Tensor) -> Tensor:
+        bias = bias_values(rows(index))
+        assert bias is not None
+        return (take_rows(bias, index) if isinstance(call.bias, Tensor) else bias).detach()
+
+    has_mask = call.mask is not None or call.key_index is not None
+    mask_rows = (lambda index: allowed_pairs(rows(index))) if has_mask else None
+    return ProjectedWeights(
+        query=call.query.detach(),
+        key=call.key.detach(),
+        scale=float(call.score_scale),
+        mask=mask_rows,
+        bias=None if call.bias is None else bias_rows,
+        softcap=None if call.softcap is None else float(call.softcap),
+        sink=None if call.sink is None else call.sink.detach(),
+        real_tokens=_readable_keys(call, mask_rows),
     )
 
 
-def _weights(layer: MultiHeadAttention, args: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
-    """Ask the layer for its weights by an impl that can return them, whichever it computes its output with."""
-    impl, layer.impl = layer.impl, "auto"
-    try:
-        weights = layer.attend(*args, **keywords, return_weights=True).weights
-    finally:
-        layer.impl = impl
-    assert weights is not None
-    return weights
+def _places_of(places: Tensor, index: Tensor) -> Tensor:
+    """Return the places, (T,) or (B, T), of the queries `index`, (rows,) or (B, rows)."""
+    index = index.to(places.device)
+    return places[..., index] if index.dim() == 1 else places.expand(len(index), -1).gather(1, index)
+
+
+def _readable_keys(call: Call, mask_rows: RowsOf | None) -> Bool[Tensor, "batch key_len"] | None:
+    """Return which keys some query may read; None where no mask of this batch hides one."""
+    if mask_rows is None or (call.key_index is None and call.mask is not None and call.mask.is_structural):
+        return None
+    batch, num_heads, query_len, _ = call.query.shape
+    key_len = call.key.shape[2]
+    readable = torch.zeros(batch, key_len, dtype=torch.bool, device=call.query.device)
+    for start, stop in block_ranges((batch, num_heads, query_len, key_len)):
+        readable |= mask_rows(torch.arange(start, stop)).flatten(1, 2).any(dim=1)
+    return readable

@@ -2,13 +2,20 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor
 
 from headwise.errors import ModelError
-from headwise.inspection.capture import Inputs, Reader
+from headwise.inspection.capture import Reader
+from headwise.inspection.detail import NO_DETAIL, Detail
 from headwise.inspection.kinds import TokenKinds
-from headwise.inspection.maps import maps_of_layer
-from headwise.inspection.results import AttentionMap, Inspection
-from headwise.inspection.statistics import LayerSums
+from headwise.inspection.maps import LayerMaps, LayerOverviews, LayerTopKeys
+from headwise.inspection.quiet_passes import Inputs
+from headwise.inspection.relations import RelationSums, to_scores
+from headwise.inspection.results import AttentionMap, Inspection, TopKeys
+from headwise.inspection.similarity import ModelDivergence
+from headwise.inspection.statistics import LayerSums, Look
 from headwise.integrations.layer_weights import LayerWeights
 
 Progress = Callable[[int, int], None]
@@ -41,6 +48,7 @@ def read_batches(
     num_texts: int | None = None,
     notes: Sequence[str] = (),
     progress: Progress | None = None,
+    detail: Detail = NO_DETAIL,
 ) -> Inspection:
     """Read every batch once and return the statistics of all heads over all of them.
 
@@ -53,47 +61,108 @@ def read_batches(
         num_texts: how many texts the windows in the batches are of. Default: each is one.
         notes: what a reader of the result must know already.
         progress: called after every batch.
+        detail: what is taken beside statistics that cost little. The texts of its relations are those of the batches.
 
     Raises:
         ModelError: a layer reads something else than the batch's texts.
+        TextError: the null of the relations has others, or other heads, or a text is too long for what is asked.
     """
     sums: list[LayerSums] = []
-    kept_maps: list[AttentionMap] = []
+    relations: list[RelationSums] = []
+    across = ModelDivergence() if detail.across_layers else None
+    shown_text = _ShownText(max_map_tokens, detail)
     num_windows = sum(batch.num_texts for batch in batches)
     done = 0
     for batch in batches:
         row = shown - done
 
-        def observe(number: int, layer: LayerWeights, batch: Batch = batch, row: int = row) -> None:
-            _require_shape(layer, batch)
+        def observe(number: int, layer: LayerWeights, batch: Batch = batch, row: int = row, done: int = done) -> None:
+            require_shape(layer, (batch.num_texts, batch.kinds.real.shape[1]))
             if number == len(sums):
-                sums.append(LayerSums(layer.shape[1]))
-            sums[number].add(layer, batch.kinds)
-            if max_map_tokens and 0 <= row < batch.num_texts:
-                real = batch.kinds.real[row]
-                kept_maps.extend(maps_of_layer(number, layer, row=row, real=real, max_tokens=max_map_tokens))
+                sums.append(LayerSums(layer.shape[1], detailed=detail.costly))
+                relations.append(RelationSums(layer.shape[1], detail.relations))
+            looks: list[Look] = []
+            if detail.relations:
+                looks.append(partial(relations[number].add, first_text=done))
+            if 0 <= row < batch.num_texts:
+                looks += shown_text.looks(number, layer, row, batch.kinds.real[row])
+            sums[number].add(layer, batch.kinds, looks=looks)
+            shown_text.finish_layer()
+            if across is not None:
+                across.keep(layer)
 
         reader.read(batch.inputs, observe)
+        if across is not None:
+            across.finish_batch(batch.kinds)
         done += batch.num_texts
         if progress is not None:
             progress(done, num_windows)
     lengths = [int(length) for batch in batches for length in batch.kinds.real.sum(dim=1)]
     return Inspection(
         heads=tuple(head for layer, layer_sums in enumerate(sums) for head in layer_sums.to_statistics(layer)),
-        maps=tuple(kept_maps),
-        tokens=tuple(token if len(token) <= MAX_LABEL else token[: MAX_LABEL - 1] + "…" for token in tokens),
+        maps=tuple(shown_text.maps),
+        tokens=tuple(map(shorten, tokens)),
         num_texts=num_windows if num_texts is None else num_texts,
         num_windows=num_windows,
         num_tokens=sum(lengths),
         window=max(lengths),
         is_causal=not any(layer_sums.looks_ahead for layer_sums in sums),
         notes=(*notes, *reader.notes, *_notes_on_size(lengths, lengths[shown], max_map_tokens)),
+        divergences=tuple(each.to_divergence(layer) for layer, each in enumerate(sums)) if detail.costly else (),
+        divergence_across_layers=None if across is None else across.to_result(),
+        overviews=tuple(shown_text.overviews),
+        top_keys=tuple(shown_text.top_keys),
+        relations=to_scores(detail.relations, relations, detail.null),
     )
 
 
-def _require_shape(layer: LayerWeights, batch: Batch) -> None:
+class _ShownText:
+    """What is kept of one text, layer by layer."""
+
+    def __init__(self, max_map_tokens: int, detail: Detail):
+        self.max_map_tokens = max_map_tokens
+        self.detail = detail
+        self.maps: list[AttentionMap] = []
+        self.overviews: list[AttentionMap] = []
+        self.top_keys: list[TopKeys] = []
+        self.at_work: list[LayerMaps | LayerOverviews | LayerTopKeys] = []
+
+    def looks(self, number: int, layer: LayerWeights, row: int, real: Tensor) -> list[Look]:
+        """Return what looks at the blocks of a layer, in which the text is a row of the batch."""
+        if self.max_map_tokens:
+            self.at_work.append(LayerMaps(number, row=row, real=real, max_tokens=self.max_map_tokens))
+        if self.detail.overview_cells:
+            cells = self.detail.overview_cells
+            self.at_work.append(LayerOverviews(number, layer.shape[1], row=row, real=real, max_cells=cells))
+        if self.detail.top_keys:
+            self.at_work.append(LayerTopKeys(number, row=row, real=real, count=self.detail.top_keys))
+        return [each.add for each in self.at_work]
+
+    def finish_layer(self) -> None:
+        """Keep what has looked at all blocks of a layer."""
+        for each in self.at_work:
+            match each:
+                case LayerMaps():
+                    self.maps += each.to_maps()
+                case LayerOverviews():
+                    self.overviews += each.to_maps()
+                case LayerTopKeys():
+                    self.top_keys += each.to_top_keys()
+        self.at_work = []
+
+
+def shorten(label: str) -> str:
+    """Cut a token's word to what is shown of it."""
+    return label if len(label) <= MAX_LABEL else label[: MAX_LABEL - 1] + "…"
+
+
+def require_shape(layer: LayerWeights, expected: tuple[int, int]) -> None:
+    """Refuse a layer that reads something else than the texts: so many, of so many tokens.
+
+    Raises:
+        ModelError: it does.
+    """
     num_texts, _, query_len, key_len = layer.shape
-    expected = tuple(batch.kinds.real.shape)
     if (num_texts, query_len) != expected or (num_texts, key_len) != expected:
         raise ModelError(
             f"every attention layer must read the texts as they are given, {expected[0]} of {expected[1]} tokens; "

@@ -21,6 +21,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from headwise.inspection.role_keys import OneKey, RoleKeys, other_than, visible_choices
+
 ROLE_NAMES = ("previous token", "next token", "first token", "self", "separator")
 HOLDS_FROM = 0.5
 
@@ -49,38 +51,17 @@ def role_weights(
         first_token: index of each text's first real token.
         separators: which tokens are separators.
     """
-    rows = torch.arange(start, start + weights.shape[2], device=weights.device)
-    first = first_token.view(-1, 1)
-    is_first = rows == first
-    is_separator = separators[:, rows]
-    separator_keys = separators[:, None, None, :]
-    found = [
-        _weight_on(rows - 1, weights, visible),
-        _weight_on(rows + 1, weights, visible),
-        _weight_on(first, weights, visible, but_not=is_first),
-        _weight_on(rows, weights, visible),
-        (
-            (weights * separator_keys).sum(dim=-1),
-            (visible & separator_keys).any(dim=-1) & ~is_separator[:, None, :],
-        ),
+    rows = torch.arange(start, start + weights.shape[2], device=weights.device).unsqueeze(0)
+    first = first_token.unsqueeze(-1)
+    found: list[RoleKeys] = [
+        OneKey(rows - 1),
+        OneKey(rows + 1),
+        OneKey(torch.where(rows == first, -1, first)),
+        OneKey(rows),
+        other_than(separators, rows[0]),
     ]
-    has_choice = visible.sum(dim=-1) >= 2
+    has_choice = visible_choices(visible)
     return RoleWeights(
-        torch.stack([weight for weight, _ in found]),
-        torch.stack([applies & has_choice for _, applies in found]),
+        torch.stack([keys.weight(weights) for keys in found]),
+        torch.stack([keys.applies(visible) & has_choice for keys in found]),
     )
-
-
-def _weight_on(
-    key_index: Tensor, weights: Tensor, visible: Tensor, *, but_not: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return each query's weight on one key, and whether that key exists, is visible, and is not left out."""
-    batch, _, num_rows, key_len = weights.shape
-    key_index = key_index.expand(batch, num_rows)
-    exists = (key_index >= 0) & (key_index < key_len)
-    if but_not is not None:
-        exists = exists & ~but_not
-    index = key_index.clamp(0, key_len - 1)[:, None, :, None]
-    weight = weights.gather(-1, index.expand(-1, weights.shape[1], -1, -1)).squeeze(-1)
-    is_visible = visible.gather(-1, index.expand(-1, visible.shape[1], -1, -1)).squeeze(-1)
-    return weight, is_visible & exists[:, None, :]

@@ -1,83 +1,119 @@
 """Statistics of attention heads, summed up block by block over any number of texts."""
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
+from headwise.inspection.counted import CountedBlock, count_block
 from headwise.inspection.kinds import TokenKinds
-from headwise.inspection.results import HeadStatistics, Role
+from headwise.inspection.places import places_of
+from headwise.inspection.results import HeadDivergence, HeadStatistics, Role
 from headwise.inspection.roles import HOLDS_FROM, ROLE_NAMES, role_weights
+from headwise.inspection.score_scale import scores_of
+from headwise.inspection.similarity import DivergenceSums
+from headwise.inspection.spread import carrying_keys, spread_of
+from headwise.inspection.stable_rank import stable_ranks
+from headwise.inspection.variability import FirstTokens
 from headwise.integrations.layer_weights import LayerWeights, WeightBlock
 
-SPARSE_BELOW = 0.1  # of the uniform weight: below it a key counts as one that the head passes over
+Look = Callable[[CountedBlock], None]
+"""Called with every block of a layer, in order."""
 
 
 class LayerSums:
     """Sums of one layer's statistics per head, in float64, over all queries that were added.
 
     A query counts if it is real and sees a real key. Of its weights, those on visible real keys count.
+
+    Args:
+        num_heads: heads of the layer.
+        detailed: whether the costly statistics are taken too: keys that carry 90 % (rows are sorted), stable rank (the
+            layer is read 6 times more), divergence between heads (every two heads are met).
     """
 
-    def __init__(self, num_heads: int):
+    def __init__(self, num_heads: int, *, detailed: bool = False):
         self.num_heads = num_heads
+        self.detailed = detailed
         self.looks_ahead = False  # whether a query has seen a key after itself
         self.num_queries = torch.zeros(num_heads, dtype=torch.float64)
         self.num_choosers = torch.zeros(num_heads, dtype=torch.float64)  # queries that see two keys or more
-        self.sums = {
-            name: torch.zeros(num_heads, dtype=torch.float64)
-            for name in ("entropy", "normalized_entropy", "sparsity", "distance", "sink_mass", "max_weight")
-        }
+        self.num_seeing = torch.zeros(num_heads, dtype=torch.float64)  # queries that the model lets see something
+        self.num_nan = torch.zeros(num_heads, dtype=torch.int64)
+        self.num_empty = torch.zeros(num_heads, dtype=torch.int64)
+        self.sums: dict[str, Tensor] = {}
+        self.max_abs_score: Tensor | None = None
+        self.ranks = torch.zeros(num_heads, dtype=torch.float64)
+        self.num_maps = torch.zeros(num_heads, dtype=torch.float64)
+        self.first_tokens = FirstTokens(num_heads)
+        self.divergences = DivergenceSums(num_heads)
         self.role_sums = torch.zeros(len(ROLE_NAMES), num_heads, dtype=torch.float64)
         self.role_queries = torch.zeros(len(ROLE_NAMES), num_heads, dtype=torch.float64)
 
-    def add(self, layer: LayerWeights, kinds: TokenKinds) -> None:
-        """Add the queries of one batch."""
+    def add(self, layer: LayerWeights, kinds: TokenKinds, *, looks: Sequence[Look] = ()) -> None:
+        """Add the queries of one batch, and show every block to `looks` as well: blocks are computed once for all."""
         for block in layer.blocks():
-            self.add_block(block, kinds.to(block.weights.device))
+            kinds = kinds.to(block.weights.device)
+            counted = self.add_block(block, kinds)
+            for look in looks:
+                look(counted)
+        if self.detailed:
+            ranks = stable_ranks(layer, kinds).cpu()
+            self.ranks += ranks.sum(dim=0)
+            self.num_maps += (ranks != 0).sum(dim=0)
 
-    def add_block(self, block: WeightBlock, kinds: TokenKinds) -> None:
-        """Add the queries of one block of one batch."""
-        num_rows, key_len = block.weights.shape[2:]
-        rows = torch.arange(block.start, block.start + num_rows, device=block.weights.device)
-        keys = torch.arange(key_len, device=block.weights.device)
-        is_query = kinds.real[:, None, rows]
-        visible = block.visible & kinds.real[:, None, None, :] & is_query.unsqueeze(-1)
-        weights = block.weights.double().masked_fill(~visible, 0.0)  # (B, H, R, S)
-        num_visible = visible.sum(dim=-1).double()  # (B, 1 or H, R); 0 where the query does not count
-        chooses = num_visible >= 2
-        distance = (rows[:, None] - keys).abs().double()
-        first_token = kinds.real.int().argmax(dim=-1)
-        entropy = torch.special.entr(weights).sum(dim=-1)
-        is_small = (weights * num_visible.unsqueeze(-1) < SPARSE_BELOW) & visible
-        sink = first_token[:, None, None, None].expand(*weights.shape[:3], 1)
-        per_query = {
-            "entropy": entropy,
-            # queries with one key have entropy 0 and add nothing; log(2) keeps them from dividing 0 by 0
-            "normalized_entropy": entropy / num_visible.clamp(min=2).log(),
-            # comparisons hide a NaN, which the entropy carries on
-            "sparsity": is_small.sum(dim=-1) / num_visible.clamp(min=1) + 0.0 * entropy,
-            "distance": (weights * distance).sum(dim=-1),
-            "sink_mass": weights.gather(-1, sink).squeeze(-1),
-            "max_weight": weights.amax(dim=-1),
-        }
+    def add_block(self, block: WeightBlock, kinds: TokenKinds) -> CountedBlock:
+        """Add the queries of one block of one batch, and return what counts of it."""
+        counted = count_block(block, kinds)
+        per_query = {**spread_of(counted), **places_of(counted)}
+        if counted.scores is not None:
+            per_query |= scores_of(counted)
+            largest = per_query.pop("max_abs_score").amax(dim=(0, 2)).cpu()
+            self.max_abs_score = largest if self.max_abs_score is None else largest.maximum(self.max_abs_score)
+        if self.detailed:
+            per_query["num_keys_for_90_percent"] = carrying_keys(counted)
+            self.divergences.add(counted)
         for name, values in per_query.items():
-            self.sums[name] += values.sum(dim=(0, 2)).cpu()
-        self.num_queries += self._per_head(num_visible > 0)
-        self.num_choosers += self._per_head(chooses)
-        self.looks_ahead = self.looks_ahead or bool((visible & (keys > rows[:, None])).any())
+            self.sums[name] = self.sums.get(name, 0.0) + values.sum(dim=(0, 2)).cpu()
+        self._count(counted, has_nan=per_query["entropy"].isnan())
+        self.first_tokens.add(counted)
 
-        roles = role_weights(weights, visible, start=block.start, first_token=first_token, separators=kinds.separators)
+        roles = role_weights(
+            counted.weights,
+            counted.visible,
+            start=counted.start,
+            first_token=counted.first_token,
+            separators=kinds.separators,
+        )
         self.role_sums += (roles.weights * roles.applies).sum(dim=(1, 3)).cpu()
         self.role_queries += roles.applies.expand(-1, -1, self.num_heads, -1).sum(dim=(1, 3)).cpu()
+        return counted
+
+    def _count(self, block: CountedBlock, *, has_nan: Tensor) -> None:
+        is_real = block.real[:, None, block.rows]
+        self.num_queries += self._per_head(block.num_visible > 0)
+        self.num_choosers += self._per_head(block.num_visible >= 2)
+        self.num_seeing += self._per_head(block.sees)
+        self.num_nan += self._per_head(has_nan)
+        self.num_empty += self._per_head(is_real & (block.num_visible == 0))
+        self.looks_ahead = self.looks_ahead or bool((block.visible & (block.keys > block.rows[:, None])).any())
 
     def _per_head(self, flags: Tensor) -> Tensor:
         return flags.expand(-1, self.num_heads, -1).sum(dim=(0, 2)).cpu()
 
     def to_statistics(self, layer: int) -> tuple[HeadStatistics, ...]:
         """Divide the sums by the queries they are over; a mean over no query is 0, a role's is None."""
-        means = {
-            name: sums / (self.num_choosers if name == "normalized_entropy" else self.num_queries).clamp(min=1)
-            for name, sums in self.sums.items()
+        counts = {"normalized_entropy": self.num_choosers, "padding_mass": self.num_seeing}
+        values = {
+            name: (sums / counts.get(name, self.num_queries).clamp(min=1)).tolist() for name, sums in self.sums.items()
         }
+        if self.max_abs_score is not None:
+            values["max_abs_score"] = self.max_abs_score.tolist()
+        if self.detailed:
+            values["stable_rank"] = (self.ranks / self.num_maps.clamp(min=1)).tolist()
+        variability = self.first_tokens.variability()
+        if variability is not None:
+            values["variability"] = variability
         return tuple(
             HeadStatistics(
                 layer=layer,
@@ -88,10 +124,16 @@ class LayerSums:
                         ROLE_NAMES, self.role_sums[:, head].tolist(), self.role_queries[:, head].tolist(), strict=True
                     )
                 ),
-                **{name: mean[head].item() for name, mean in means.items()},
+                num_nan_queries=int(self.num_nan[head]),
+                num_empty_queries=int(self.num_empty[head]),
+                **{name: of_heads[head] for name, of_heads in values.items()},
             )
             for head in range(self.num_heads)
         )
+
+    def to_divergence(self, layer: int) -> HeadDivergence:
+        """Return how far apart the heads are; take it of detailed sums."""
+        return self.divergences.to_result([(layer, head) for head in range(self.num_heads)])
 
 
 def _role(name: str, weight: float, num_queries: float) -> Role:

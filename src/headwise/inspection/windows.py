@@ -35,6 +35,16 @@ def model_length(model: Any, tokenizer: Any) -> int | None:
     return min(known, default=None)
 
 
+def require_window(window: int | None, longest: int | None) -> None:
+    """Refuse a window that is longer than what the model reads at once; None stands for any length.
+
+    Raises:
+        TextError: it is.
+    """
+    if window is not None and longest is not None and window > longest:
+        raise TextError(f"window must not exceed the {longest} tokens that the model reads at once; got {window}")
+
+
 def cut_into_windows(
     tokenizer: Any, texts: Sequence[str], *, window: int | None, max_length: int | None
 ) -> tuple[list[Window], int]:

@@ -1,46 +1,67 @@
 """The attention weights of one layer on one batch, read a block of queries at a time."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple, overload
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor, nn
+
+from headwise.ops.scores import cap_scores
 
 BLOCK_ELEMENTS = 2**22  # weights in one block: 16 MiB in float32, and a few copies of it while statistics are taken
 
 
 class WeightBlock(NamedTuple):
-    """Weights of the queries `start`, `start + 1`, ... of one layer, and which keys they may read."""
+    """Weights of the queries `start`, `start + 1`, ... of one layer, which keys they may read, and what they are of.
+
+    `scores` are what the softmax reads, -inf on hidden keys; None where a layer gave its weights whole.
+    """
 
     start: int
     weights: Float[Tensor, "batch num_heads rows key_len"]
     visible: Bool[Tensor, "batch mask_heads rows key_len"]
+    scores: Float[Tensor, "batch num_heads rows key_len"] | None = None
+
+
+RowsOf = Callable[[Tensor], Tensor]
+"""Rows of a mask or bias, made when they are asked for, broadcastable to (B, H, rows, S).
+
+They are asked for by their numbers, (rows,) for all texts or (B, rows) for each.
+"""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ProjectedWeights:
-    """Weights recomputed from queries and keys: `softmax(scale * query @ key^T + bias)` over the visible keys.
+    """Weights recomputed from queries and keys: softmax of the scores over the visible keys.
 
+    `scores = softcap * tanh(scale * query @ key^T / softcap) + bias`; without a softcap `scale * query @ key^T + bias`.
+    A sink joins the softmax as one more key of each head and is left out of the weights, which then sum to less than 1.
     The softmax runs in float32 or better, whatever the model's dtype. A query that sees no key has weights 0.
 
     Args:
         query: (B, H, T, D), positions already applied.
         key: (B, K, S, D); query head h reads key head `h // (H // K)`.
         scale: factor on the scores.
-        mask: True = may attend; None = no mask.
-        bias: added to the scaled scores.
+        mask: True = may attend; a function gives the rows of a block; None = no mask.
+        bias: added to the scaled and capped scores; a function gives the rows of a block.
         is_causal: query i sees keys up to i as well as what `mask` says (torch's top-left alignment).
-        real_tokens: which tokens are no padding, where the layer was told.
+        softcap: bound of the scores before the bias; None = none.
+        sink: (H,) one more logit of each head; None = none.
+        real_tokens: which keys are no padding, where the layer was told.
+
+    Source: softcap: Gemma Team 2024, "Gemma 2", section 2; sink: OpenAI 2025, "gpt-oss model card", section 2.2.
     """
 
     query: Float[Tensor, "batch num_heads query_len head_dim"]
     key: Float[Tensor, "batch num_kv_heads key_len head_dim"]
     scale: float
-    mask: Bool[Tensor, "mask_batch mask_heads mask_rows key_len"] | None = None
-    bias: Float[Tensor, "bias_batch bias_heads bias_rows key_len"] | None = None
+    mask: Bool[Tensor, "mask_batch mask_heads mask_rows key_len"] | RowsOf | None = None
+    bias: Float[Tensor, "bias_batch bias_heads bias_rows key_len"] | RowsOf | None = None
     is_causal: bool = False
+    softcap: float | None = None
+    sink: Float[Tensor, " num_heads"] | None = None
     real_tokens: Bool[Tensor, "batch key_len"] | None = None
 
     @property
@@ -52,11 +73,45 @@ class ProjectedWeights:
     def blocks(self) -> Iterator[WeightBlock]:
         """Yield the weights from the first query to the last, as many queries at a time as a block holds."""
         for start, stop in block_ranges(self.shape):
-            visible = self._visible(start, stop)
-            scores = self._scores(start, stop).masked_fill_(~visible, -torch.inf)
-            # a row without a visible key is nan after the softmax; its weights are 0 by definition
-            weights = torch.softmax(scores, dim=-1).masked_fill_(~visible, 0.0)
-            yield WeightBlock(start, weights, visible)
+            yield self.block(start, stop)
+
+    def block(self, start: int, stop: int) -> WeightBlock:
+        """Return the weights of the queries `start`, ..., `stop - 1`."""
+        visible = self._visible(start, stop)
+        scores = self._scores(start, stop).masked_fill_(~visible, -torch.inf)
+        if self.sink is not None:
+            sink = self.sink.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+            scores = torch.cat([scores, sink], dim=-1)
+        # a row without a visible key is nan after the softmax; its weights are 0 by definition
+        weights = torch.softmax(scores, dim=-1)[..., : self.shape[3]].masked_fill_(~visible, 0.0)
+        return WeightBlock(start, weights, visible, scores[..., : self.shape[3]])
+
+    def of_head(self, text: int, head: int) -> "ProjectedWeights":
+        """Return the same of one text and one query head, as a layer of that head alone."""
+        kv_head = head // (self.shape[1] // self.key.shape[1])
+        return replace(
+            self,
+            query=self.query[text : text + 1, head : head + 1],
+            key=self.key[text : text + 1, kv_head : kv_head + 1],
+            mask=None if self.mask is None else _of_head(self.mask, text, head),
+            bias=None if self.bias is None else _of_head(self.bias, text, head),
+            sink=None if self.sink is None else self.sink[head : head + 1],
+            real_tokens=None if self.real_tokens is None else self.real_tokens[text : text + 1],
+        )
+
+    def of_rows(self, index: Int[Tensor, "batch rows"]) -> "ProjectedWeights":
+        """Return the same of some queries, those `index` of each text; nothing of (queries x keys) is made."""
+        mask = None if self.mask is None else _of_rows(self.mask, index)
+        if self.is_causal:
+            keys = torch.arange(self.shape[3], device=index.device)
+            mask = _both(mask, (keys <= index.unsqueeze(-1)).unsqueeze(1))
+        return replace(
+            self,
+            query=take_rows(self.query, index),
+            mask=mask,
+            bias=None if self.bias is None else _of_rows(self.bias, index),
+            is_causal=False,
+        )
 
     def _scores(self, start: int, stop: int) -> Tensor:
         precise = torch.promote_types(self.query.dtype, torch.float32)
@@ -66,6 +121,7 @@ class ProjectedWeights:
         q = self.query[:, :, start:stop].to(precise).reshape(batch, num_kv_heads, -1, self.query.shape[-1])
         scores = (q @ self.key.to(precise).transpose(-2, -1)).view(batch, num_heads, stop - start, key_len)
         scores *= self.scale
+        scores = cap_scores(scores, self.softcap)
         if self.bias is not None:
             scores += _rows(self.bias, start, stop)
         return scores
@@ -103,20 +159,59 @@ class GivenWeights:
     def blocks(self) -> Iterator[WeightBlock]:
         """Yield the weights from the first query to the last, as many queries at a time as a block holds."""
         for start, stop in block_ranges(self.shape):
-            visible = self.visible[:, :, start:stop]
-            yield WeightBlock(start, self.weights[:, :, start:stop].masked_fill(~visible, 0.0), visible)
+            yield self.block(start, stop)
+
+    def block(self, start: int, stop: int) -> WeightBlock:
+        """Return the weights of the queries `start`, ..., `stop - 1`."""
+        visible = self.visible[:, :, start:stop]
+        return WeightBlock(start, self.weights[:, :, start:stop].masked_fill(~visible, 0.0), visible)
+
+    def of_rows(self, index: Int[Tensor, "batch rows"]) -> "GivenWeights":
+        """Return the same of some queries, those `index` of each text."""
+        return replace(self, weights=take_rows(self.weights, index), visible=take_rows(self.visible, index))
+
+    def of_head(self, text: int, head: int) -> "GivenWeights":
+        """Return the same of one text and one head, as a layer of that head alone."""
+        return replace(
+            self,
+            weights=self.weights[text : text + 1, head : head + 1],
+            visible=_of_head(self.visible, text, head),
+            real_tokens=None if self.real_tokens is None else self.real_tokens[text : text + 1],
+        )
 
 
 LayerWeights = ProjectedWeights | GivenWeights
 """What an observer gets of each layer."""
 
 
-@dataclass
-class CallCount:
-    """How many attention calls a pass made: those that were shown, and those of cross-attention, which were not."""
+class AttentionCall(NamedTuple):
+    """One attention call of a pass, as a listener hears of it.
 
-    calls: int = 0
-    cross_calls: int = 0
+    Attributes:
+        module: the layer that made it; None: a function that no layer of a known kind called.
+        weights: its weights.
+        is_cross: whether its keys are of other tokens than its queries (cross-attention).
+    """
+
+    module: nn.Module | None
+    weights: LayerWeights
+    is_cross: bool
+
+
+Listener = Callable[[AttentionCall], None]
+"""Called at every attention call, in the order of the pass."""
+
+OnError = Callable[[Exception], None]
+
+
+def tell(listener: Listener, read: Callable[[], AttentionCall], on_error: OnError | None) -> None:
+    """Read a call and show it to a listener; an error of either goes to `on_error`, where there is one, not further."""
+    try:
+        listener(read())
+    except Exception as error:
+        if on_error is None:
+            raise
+        on_error(error)
 
 
 def is_self_attention(query: Tensor, key: Tensor | None) -> bool:
@@ -132,6 +227,50 @@ def block_ranges(shape: tuple[int, int, int, int]) -> Iterator[tuple[int, int]]:
         yield start, min(start + rows, query_len)
 
 
-def _rows(tensor: Tensor, start: int, stop: int) -> Tensor:
+def _rows(tensor: Tensor | RowsOf, start: int, stop: int) -> Tensor:
     """Return the rows of a mask or bias that one block needs; a single row stands for all queries."""
+    if not isinstance(tensor, Tensor):
+        return tensor(torch.arange(start, stop))
     return tensor if tensor.shape[2] == 1 else tensor[:, :, start:stop]
+
+
+def take_rows(tensor: Shaped[Tensor, "texts heads rows width"], index: Int[Tensor, "*texts taken"]) -> Tensor:
+    """Return some rows of each text of a tensor: (rows,) the same of all texts, or (B, rows) others of each.
+
+    One row that stands for all stays one; one text that stands for all does so too where it can.
+    """
+    if tensor.shape[2] == 1:
+        return tensor
+    if index.dim() == 1:
+        return tensor[:, :, index]
+    texts = torch.arange(len(index), device=index.device)
+    texts = texts if tensor.shape[0] > 1 else torch.zeros_like(texts)
+    return tensor[texts[:, None], :, index].transpose(1, 2)  # (B, rows, heads, width) -> (B, heads, rows, width)
+
+
+def _of_rows(tensor: Tensor | RowsOf, index: Tensor) -> Tensor | RowsOf:
+    if isinstance(tensor, Tensor):
+        return take_rows(tensor, index)
+    return lambda places: tensor(index[:, places.to(index.device)])
+
+
+def _both(mask: Tensor | RowsOf | None, table: Tensor) -> Tensor | RowsOf:
+    """Combine a mask with a table of pairs."""
+    if mask is None or isinstance(mask, Tensor):
+        return table if mask is None else mask & table
+    return lambda places: mask(places) & take_rows(table, places)
+
+
+@overload
+def _of_head(tensor: Tensor, text: int, head: int) -> Tensor: ...
+@overload
+def _of_head(tensor: Tensor | RowsOf, text: int, head: int) -> Tensor | RowsOf: ...
+def _of_head(tensor: Tensor | RowsOf, text: int, head: int) -> Tensor | RowsOf:
+    """Return what a mask or bias says of one text and head; one that is the same for all of them says it of each."""
+    if not isinstance(tensor, Tensor):
+        rows_of = tensor
+        # one text's own rows, (1, rows), may be asked of every text alike
+        return lambda rows: _of_head(rows_of(rows.flatten()), text, head)
+    if tensor.shape[0] > 1:
+        tensor = tensor[text : text + 1]
+    return tensor if tensor.shape[1] == 1 else tensor[:, head : head + 1]

@@ -1,6 +1,6 @@
 """Listening to `nn.MultiheadAttention`, alone or inside torch's Transformer modules."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -8,25 +8,35 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import UnsupportedError
-from headwise.integrations.layer_weights import CallCount, ProjectedWeights, is_self_attention
-
-Observer = Callable[[nn.MultiheadAttention, ProjectedWeights], None]
+from headwise.integrations.layer_weights import (
+    AttentionCall,
+    Listener,
+    OnError,
+    ProjectedWeights,
+    is_self_attention,
+    tell,
+)
 
 
 @contextmanager
-def observe_multihead_attention(module: nn.Module, observer: Observer) -> Iterator[CallCount]:
-    """Show every self-attention call of the `nn.MultiheadAttention`s in `module` to `observer`.
+def observe_multihead_attention(
+    module: nn.Module,
+    listener: Listener,
+    *,
+    without: tuple[type[nn.Module], ...] = (),
+    on_error: OnError | None = None,
+) -> Iterator[None]:
+    """Show every call of the `nn.MultiheadAttention`s in `module` to `listener`.
 
     Weights are recomputed from the call's arguments and the layer's projections, so that what the layer computes and
     returns, `need_weights` or not, stays as it is. While the context is open torch's fused encoder path is off: it
-    would pass the layers by. Calls whose keys are another text than their queries (cross-attention) are only counted.
+    would pass the layers by.
 
     Args:
         module: any module.
-        observer: called with the layer and what its weights are made of.
-
-    Yields:
-        The count of calls.
+        listener: called at each attention call.
+        without: subclasses that are not listened to here.
+        on_error: as of `tell`.
 
     Raises:
         UnsupportedError: (from inside the module's call) a layer adds keys that stand for no token
@@ -35,20 +45,19 @@ def observe_multihead_attention(module: nn.Module, observer: Observer) -> Iterat
 
     def before_forward(layer: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         assert isinstance(layer, nn.MultiheadAttention)
-        call = _bind(*args, **keywords)
-        if is_self_attention(call["query"], call["key"]):
-            observer(layer, _read_call(layer, call))
-            count.calls += 1
-        else:
-            count.cross_calls += 1
+        tell(listener, lambda: _hear(layer, _bind(*args, **keywords)), on_error)
 
-    count = CallCount()
-    layers = [part for part in module.modules() if isinstance(part, nn.MultiheadAttention)]
+    layers = [
+        part for part in module.modules() if isinstance(part, nn.MultiheadAttention) and not isinstance(part, without)
+    ]
+    if not layers:
+        yield
+        return
     handles = [layer.register_forward_pre_hook(before_forward, with_kwargs=True) for layer in layers]
     fastpath = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        yield count
+        yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)
         for handle in handles:
@@ -75,6 +84,11 @@ def _bind(
     }
 
 
+def _hear(layer: nn.MultiheadAttention, call: dict[str, Any]) -> AttentionCall:
+    is_cross = not is_self_attention(call["query"], call["key"])
+    return AttentionCall(layer, _read_call(layer, call), is_cross)
+
+
 def _read_call(layer: nn.MultiheadAttention, call: dict[str, Any]) -> ProjectedWeights:
     """Project queries and keys as the layer will, and read its masks, where True or -inf means hidden."""
     if layer.bias_k is not None or layer.add_zero_attn:
@@ -82,23 +96,19 @@ def _read_call(layer: nn.MultiheadAttention, call: dict[str, Any]) -> ProjectedW
             "heads are shown on tokens, but add_bias_kv and add_zero_attn add keys that stand for none; "
             f"got add_bias_kv={layer.bias_k is not None}, add_zero_attn={layer.add_zero_attn}"
         )
-    tokens = call["query"].detach()
-    if tokens.dim() == 2:
-        tokens = tokens.unsqueeze(0)
-    elif not layer.batch_first:
-        tokens = tokens.transpose(0, 1)
-    batch, seq_len, _ = tokens.shape
-    heads = (batch, seq_len, layer.num_heads, layer.head_dim)
+    tokens, sources = (_batch_first(layer, call[name].detach()) for name in ("query", "key"))
+    batch, key_len, _ = sources.shape
     weight, bias = _query_key_projection(layer)
-    query = nn.functional.linear(tokens, weight[0], bias[0]).view(heads).transpose(1, 2)
-    key = nn.functional.linear(tokens, weight[1], bias[1]).view(heads).transpose(1, 2)
+    query, key = (
+        nn.functional.linear(each, weight[i], bias[i]).view(batch, -1, layer.num_heads, layer.head_dim).transpose(1, 2)
+        for i, each in enumerate((tokens, sources))
+    )
 
     masks: list[Tensor] = []
     biases: list[Tensor] = []
     real_tokens = None
     if (padding := call["key_padding_mask"]) is not None:
-        padding = padding.view(batch, seq_len)
-        real_tokens = ~_split(padding.view(batch, 1, 1, seq_len), masks, biases).view(batch, seq_len)
+        real_tokens = ~_split(padding.view(batch, 1, 1, key_len), masks, biases).view(batch, key_len)
     if (mask := call["attn_mask"]) is not None:
         _split(
             mask.view(1, 1, *mask.shape) if mask.dim() == 2 else mask.view(batch, -1, *mask.shape[1:]), masks, biases
@@ -112,6 +122,13 @@ def _read_call(layer: nn.MultiheadAttention, call: dict[str, Any]) -> ProjectedW
         is_causal=call["is_causal"],
         real_tokens=real_tokens,
     )
+
+
+def _batch_first(layer: nn.MultiheadAttention, tokens: Tensor) -> Tensor:
+    """Return tokens as (batch, seq_len, width); one text without a batch axis is a batch of one."""
+    if tokens.dim() == 2:
+        return tokens.unsqueeze(0)
+    return tokens if layer.batch_first else tokens.transpose(0, 1)
 
 
 def _query_key_projection(layer: nn.MultiheadAttention) -> tuple[tuple[Tensor, Tensor], tuple[Any, Any]]:

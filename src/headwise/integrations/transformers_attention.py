@@ -1,33 +1,59 @@
-"""Listening to the attention layers of a Hugging Face model on their own fast path.
+"""Listening to the attention layers of a Hugging Face model on their own path.
 
-transformers looks its attention function up by name in `AttentionInterface`, and the mask that goes with it in
-`AttentionMaskInterface`. Under one name of our own, we register a function that shows each call to an observer and then
-computes the output by transformers' own sdpa function, with the masks of sdpa. The registered function holds nothing:
-whom to tell stands in a context variable, set only while `observe_attention` is open.
+Every layer that goes through transformers' `AttentionInterface` asks it for the function to attend with. While
+`observe_attention` is open, what it gets shows its arguments to a listener before it attends, so that the model keeps
+its attention implementation, its masks and its outputs, to the bit. The listener stands in a context variable: other
+threads hear and change nothing.
 """
 
-import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from inspect import signature
+from threading import Lock
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from headwise.errors import MissingExtraError, UnsupportedError
-from headwise.integrations.layer_weights import CallCount, ProjectedWeights
+from headwise.integrations.layer_weights import (
+    AttentionCall,
+    Listener,
+    OnError,
+    ProjectedWeights,
+    RowsOf,
+    is_self_attention,
+    tell,
+)
+from headwise.integrations.told_mask import Told, told_by
+from headwise.masks.dense import dense_mask
+from headwise.ops.listening import listening as listening_to_ops
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-CAPTURE_NAME = "headwise_capture"
-UNREADABLE_KEYWORDS = ("softcap", "s_aux")  # change the weights in ways that queries and keys alone do not tell
+UNREADABLE_KEYWORDS = ("sinks", "indices", "block_indices")  # of single models; queries and keys do not tell them
+OTHER_TOKENS = ("encoder_hidden_states", "key_value_states", "cross_attention_states")  # what cross-attention reads
+READ_AS_THEY_ARE = ("eager", "sdpa", "headwise")  # implementations whose masks say which keys a query sees
 
-Observer = Callable[[int, ProjectedWeights], None]
+
+class AttendedCall(NamedTuple):
+    """A call with what it computed, to check the weights against.
+
+    Attributes:
+        weights: what its weights are made of.
+        value: (B, K, S, V).
+        output: what the function returned, (B, T, H, V).
+    """
+
+    weights: ProjectedWeights
+    value: Tensor
+    output: Tensor
 
 
-_listener: ContextVar[Callable[[nn.Module, ProjectedWeights], None] | None] = ContextVar("listener", default=None)
+_listener: ContextVar[Callable[..., tuple[Tensor, Tensor | None]] | None] = ContextVar("listener", default=None)
 
 
 def is_transformers_model(module: nn.Module) -> bool:
@@ -41,34 +67,73 @@ def is_transformers_model(module: nn.Module) -> bool:
 
 
 @contextmanager
-def observe_attention(model: "PreTrainedModel", observer: Observer) -> Iterator[CallCount]:
-    """Show every attention call that `model` makes through transformers' interface to `observer`.
+def observe_attention(
+    model: "PreTrainedModel",
+    listener: Listener,
+    *,
+    check: Callable[[nn.Module, AttendedCall], None] | None = None,
+    on_error: OnError | None = None,
+    switches: bool = True,
+) -> Iterator[None]:
+    """Show every attention call that `model` makes through transformers' interface to `listener`.
+
+    The model keeps its implementation, but for one whose masks cannot be read (FlashAttention, FlexAttention): that is
+    "sdpa" meanwhile, or "eager" where the model has no "sdpa".
 
     Args:
-        model: a Hugging Face model, in any attention implementation; it has its own again afterwards, also on failure.
-        observer: called with the number of the call, from 0, and what its weights are made of.
-
-    Yields:
-        The count of calls. A count below the number of attention layers means that the model has attention of its own.
+        model: a Hugging Face model.
+        listener: called before each call is answered.
+        check: called with the layer and the call after it has been answered.
+        on_error: as of `tell`.
+        switches: False: an implementation whose masks cannot be read is refused, not switched.
 
     Raises:
         UnsupportedError: (from inside the model's call) a layer changes its scores in a way that is not read here.
     """
-    _register()
-    count = CallCount()
+    crossing: set[nn.Module] = set()  # the layers that run just now with other tokens as keys
+    members = set(model.modules())
+    outer = _listener.get()
 
-    def listen(module: nn.Module, weights: ProjectedWeights) -> None:
-        observer(count.calls, weights)
-        count.calls += 1
+    def attend_and_show(
+        attend: Callable[..., tuple[Tensor, Tensor | None]],
+        is_eager: bool,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
+        *rest: Any,
+        **keywords: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        with listening_to_ops(None):  # an implementation of ours is not to be heard twice
+            if module not in members:
+                if outer is not None:  # the layer may be of another model that is heard
+                    return outer(attend, is_eager, module, query, key, value, attention_mask, *rest, **keywords)
+                return attend(module, query, key, value, attention_mask, *rest, **keywords)
+            calls: list[ProjectedWeights] = []
 
-    with keep_implementation(model):
-        with _silenced("transformers.modeling_utils"):
-            model.set_attn_implementation(CAPTURE_NAME)
-        token = _listener.set(listen)
-        try:
-            yield count
-        finally:
-            _listener.reset(token)
+            def read() -> AttentionCall:
+                weights = _read_call(module, query, key, attention_mask, keywords, is_eager=is_eager)
+                calls.append(weights)
+                return AttentionCall(module, weights, module in crossing or weights.shape[2] != weights.shape[3])
+
+            tell(listener, read, on_error)
+            answer = attend(module, query, key, value, attention_mask, *rest, **keywords)
+        if check is not None:
+            check(module, AttendedCall(calls[0], value.detach(), answer[0].detach()))
+        return answer
+
+    with ExitStack() as exits:
+        exits.enter_context(keep_implementation(model))
+        _make_readable(model, switches=switches)
+        for part in members:
+            if (names := _names_of_other_tokens(part.__class__)) is not None:
+                for handle in _note_crossing(part, names, crossing):
+                    exits.callback(handle.remove)
+        exits.enter_context(_interface.shown())
+        token = _listener.set(attend_and_show)
+        exits.callback(_listener.reset, token)
+        yield
 
 
 @contextmanager
@@ -93,16 +158,17 @@ def use_eager_attention(model: "PreTrainedModel") -> None:
         config._attn_implementation_internal = "eager"
 
 
-@contextmanager
-def _silenced(logger_name: str) -> Iterator[None]:
-    """Hold back warnings: that a model refuses to be switched is what the count of calls tells."""
-    logger = logging.getLogger(logger_name)
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
+def _make_readable(model: "PreTrainedModel", *, switches: bool) -> None:
+    """Switch implementations whose masks cannot be read to one whose can, or refuse them."""
+    for config in _configs(model):
+        name = config._attn_implementation_internal
+        if name is not None and not name.startswith(READ_AS_THEY_ARE):
+            if not switches:
+                raise UnsupportedError(
+                    f"attention is heard under {', '.join(READ_AS_THEY_ARE)}, whose masks say which keys a query sees; "
+                    f'got {name}: train with attn_implementation="sdpa"'
+                )
+            config._attn_implementation_internal = "sdpa" if model._supports_sdpa else "eager"
 
 
 def _configs(model: "PreTrainedModel") -> list[Any]:
@@ -118,36 +184,85 @@ def _configs(model: "PreTrainedModel") -> list[Any]:
     return list(found.values())
 
 
-def _register() -> None:
-    """Register the capture function and its masks, once."""
+class _Interface:
+    """transformers' interface; from the first use to the last's end it hands out functions that show their calls."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._num_uses = 0
+        self._original: Any = None
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        try:
+            from transformers import AttentionInterface
+        except ModuleNotFoundError as error:
+            if error.name != "transformers":
+                raise
+            raise MissingExtraError("transformers", "hf") from error
+        with self._lock:
+            if self._num_uses == 0:
+                self._original = original = AttentionInterface.get_interface
+
+                def get_interface(interface: Any, attn_implementation: str, default: Callable[..., Any]) -> Any:
+                    attend, show = original(interface, attn_implementation, default), _listener.get()
+                    if show is None:
+                        return attend
+                    return lambda *args, **keywords: show(attend, attend is default, *args, **keywords)
+
+                AttentionInterface.get_interface = get_interface
+            self._num_uses += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_uses -= 1
+                if self._num_uses == 0:
+                    AttentionInterface.get_interface = self._original
+
+
+_interface = _Interface()
+
+
+@cache
+def _names_of_other_tokens(cls: type[nn.Module]) -> tuple[str, ...] | None:
+    """Return the arguments of a layer's forward pass, if tokens to read as keys are among them."""
     try:
-        from transformers import AttentionInterface, AttentionMaskInterface
-    except ModuleNotFoundError as error:
-        if error.name != "transformers":
-            raise
-        raise MissingExtraError("transformers", "hf") from error
-    if CAPTURE_NAME not in AttentionInterface():
-        AttentionInterface.register(CAPTURE_NAME, _show_and_attend)
-        AttentionMaskInterface.register(CAPTURE_NAME, AttentionMaskInterface()["sdpa"])
+        names = tuple(signature(cls.forward).parameters)[1:]
+    except (TypeError, ValueError):
+        return None
+    return names if any(name in names for name in OTHER_TOKENS) else None
 
 
-def _show_and_attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **keywords: Any
-) -> tuple[Tensor, None]:
-    """Tell the listener what this call attends with, and compute its output as sdpa would."""
-    from transformers import AttentionInterface
+def _note_crossing(part: nn.Module, names: tuple[str, ...], crossing: set[nn.Module]) -> tuple[Any, Any]:
+    """Hold a layer in `crossing` while it runs on other tokens than its first argument; return its hooks."""
 
-    listener = _listener.get()
-    if listener is not None:
-        listener(module, _read_call(module, query, key, attention_mask, keywords))
-    attend = AttentionInterface()["sdpa"]
-    return attend(module, query, key, value, attention_mask, **keywords)  # type: ignore[no-any-return]
+    def before(layer: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        given = {**dict(zip(names, args, strict=False)), **keywords}
+        others = [given[name] for name in OTHER_TOKENS if isinstance(given.get(name), Tensor)]
+        own = given.get(names[0])
+        if others and not (isinstance(own, Tensor) and is_self_attention(own, others[0])):
+            crossing.add(layer)
+
+    def after(layer: nn.Module, *_: Any) -> None:
+        crossing.discard(layer)
+
+    return (
+        part.register_forward_pre_hook(before, with_kwargs=True),
+        part.register_forward_hook(after, always_call=True),
+    )
 
 
 def _read_call(
-    module: nn.Module, query: Tensor, key: Tensor, attention_mask: Tensor | None, keywords: dict[str, Any]
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    attention_mask: Tensor | None,
+    keywords: dict[str, Any],
+    *,
+    is_eager: bool,
 ) -> ProjectedWeights:
-    """Turn the arguments of one call into what its weights are made of, as the sdpa function reads them."""
+    """Turn the arguments of one call into what its weights are made of, as the function reads them."""
     for name in UNREADABLE_KEYWORDS:
         if keywords.get(name) is not None:
             raise UnsupportedError(
@@ -158,16 +273,43 @@ def _read_call(
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
     mask, bias = attention_mask, keywords.get("position_bias")
+    if any(term is not None and term.dim() != 4 for term in (mask, bias)):
+        raise UnsupportedError(
+            f"masks and biases must have 4 dimensions to be read; {type(module).__name__} gives others"
+        )
     if mask is not None and mask.dtype != torch.bool:
         # an additive mask hides with -inf or the lowest number of its dtype, and may carry a bias besides
         additive, mask = mask, mask > torch.finfo(mask.dtype).min / 2
         bias = additive if bias is None else bias + additive
+    sink, softcap = keywords.get("s_aux"), keywords.get("softcap")
+    told = told_by(attention_mask)
+    told_rows = None if told is None or told.key_len != key.shape[2] else _rows_of(told, query.shape[2], query.device)
     return ProjectedWeights(
-        query=query.detach(),
+        query=query.detach().expand(key.shape[0], -1, -1, -1),  # learned queries are the same for each row
         key=key.detach(),
         scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
-        mask=mask,
-        bias=None if bias is None else bias.detach(),
-        # transformers lets the flag speak only where there is no mask and more than one query
-        is_causal=bool(is_causal) and attention_mask is None and query.shape[2] > 1,
+        mask=told_rows or (None if mask is None else mask[..., : key.shape[2]]),
+        bias=None if bias is None else bias.detach()[..., : key.shape[2]],
+        # the flag speaks only where there is no mask and more than one query, and eager functions do not read it
+        is_causal=bool(is_causal) and attention_mask is None and query.shape[2] > 1 and not is_eager,
+        softcap=None if softcap is None else float(softcap),
+        sink=None if sink is None else sink.detach().reshape(-1),
     )
+
+
+def _rows_of(told: Told, query_len: int, device: torch.device) -> RowsOf:
+    """Return the rows of a mask on paper, whose table nobody makes; once it is made, the model itself reads it."""
+
+    def rows(index: Tensor) -> Tensor:
+        seen = dense_mask(
+            told.mask,
+            batch_size=told.mask.batch_size or 1,
+            num_heads=1,
+            query_len=index.shape[-1],
+            key_len=told.key_len,
+            query_index=index.to(device) + (told.num_keys - query_len),
+            device=device,
+        )
+        return seen & (torch.arange(told.key_len, device=device) < told.num_keys)
+
+    return rows

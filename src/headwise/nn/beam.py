@@ -1,5 +1,6 @@
 """beam_search: the best target texts of an encoder-decoder, several kept side by side."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -8,7 +9,10 @@ from torch import Tensor
 
 from headwise.config.checks import require_instance, require_number, require_size
 from headwise.errors import ConfigError
+from headwise.nn.checks import require_ids
 from headwise.nn.seq2seq import Seq2Seq
+
+MAX_EXPONENT = 250  # of 10, that a power of a length may have: scores over it are floats far from overflow
 
 
 class Hypothesis(NamedTuple):
@@ -40,20 +44,21 @@ def beam_search(
 
     Args:
         model: in evaluation mode.
-        source_ids: (batch, source_len), padded behind.
+        source_ids: (batch, source_len).
         start_token: what each target begins with; no part of the result.
-        stop_token: what ends a target.
+        stop_token: what ends a target; one token.
         max_new_tokens: tokens of a target at most.
         num_beams: beginnings kept of each source.
         length_penalty: above 0 favours long texts, below 0 short ones.
-        num_best: how many texts are returned of each source, at most `num_beams`.
-        real_source: (batch, source_len) which tokens are no padding. Default: all.
+        num_best: how many texts are returned of each source, at most `num_beams`; fewer where there are no more.
+        real_source: (batch, source_len) which tokens are no padding, which may stand anywhere. Default: all.
 
     Returns:
         Of each source its texts, the best first.
 
     Raises:
-        ConfigError: numbers out of range.
+        ConfigError: another model; numbers out of range, tokens that the model does not know, ids or `real_source` as
+            of `Seq2Seq`; a penalty that makes a length's power overflow.
 
     Source: Sutskever et al. 2014, "Sequence to Sequence Learning with Neural Networks", section 3.2; the penalty:
     a power of the length, as Wu et al. 2016, "Google's Neural Machine Translation System", equation 14 has it at base.
@@ -61,7 +66,15 @@ def beam_search(
     require_instance("model", model, Seq2Seq)
     for name, number in (("max_new_tokens", max_new_tokens), ("num_beams", num_beams), ("num_best", num_best)):
         require_size(name, number)
+    require_size("start_token", start_token, minimum=0, maximum=model.config.vocab_size - 1)
+    require_size("stop_token", stop_token, minimum=0, maximum=model.head.num_outputs - 1)
+    require_ids("source_ids", source_ids)
     require_number("length_penalty", length_penalty)
+    if abs(length_penalty) * math.log10(max_new_tokens) > MAX_EXPONENT:
+        raise ConfigError(
+            f"length_penalty must keep {max_new_tokens} ** length_penalty between 1e-{MAX_EXPONENT} and "
+            f"1e{MAX_EXPONENT}; got {length_penalty}"
+        )
     if num_best > num_beams:
         raise ConfigError(f"num_best must be at most num_beams = {num_beams}; got {num_best}")
     num_texts, device = len(source_ids), source_ids.device
@@ -96,9 +109,13 @@ class _Search:
         self.is_done = False
 
     def advance(self, log_probs: Tensor) -> tuple[list[int], list[int]]:
-        """Take the scores of what follows each beam; return from which beam each new one comes, and its token."""
+        """Take the scores of what follows each beam; return from which beam each new one comes, and its token.
+
+        Where there are fewer beginnings than beams, at the first step or with a vocabulary of a few tokens, the rows of
+        the others are run for nothing, and what follows them is not read.
+        """
         if self.is_done:
-            return list(range(self.num_beams)), [self.stop_token] * self.num_beams
+            return self._rows([])
         sums = log_probs[: len(self.beams)] + log_probs.new_tensor([score for _, score in self.beams]).unsqueeze(1)
         best = sums.flatten().topk(min(2 * self.num_beams, sums.numel()))
         beams: list[tuple[int, list[int], float]] = []
@@ -110,14 +127,18 @@ class _Search:
                     self._end(tokens, score)
             elif len(beams) < self.num_beams:
                 beams.append((origin, tokens, score))
-        if not beams:
-            self.is_done = True
-            return list(range(self.num_beams)), [self.stop_token] * self.num_beams
-        beams += [beams[-1]] * (self.num_beams - len(beams))  # a vocabulary of a few tokens
         self.beams = [(tokens, score) for _, tokens, score in beams]
-        best_now = beams[0][2] / len(beams[0][1]) ** self.length_penalty
-        self.is_done = len(self.ended) == self.num_beams and self.ended[-1].score >= best_now
-        return [origin for origin, _, _ in beams], [tokens[-1] for _, tokens, _ in beams]
+        self.is_done = not beams or (
+            len(self.ended) == self.num_beams
+            and self.ended[-1].score >= beams[0][2] / len(beams[0][1]) ** self.length_penalty
+        )
+        return self._rows(beams)
+
+    def _rows(self, beams: list[tuple[int, list[int], float]]) -> tuple[list[int], list[int]]:
+        """Return origin and last token of each beam, with rows for those that are missing."""
+        missing = self.num_beams - len(beams)
+        origins, tokens = [origin for origin, _, _ in beams], [tokens[-1] for _, tokens, _ in beams]
+        return origins + [0] * missing, tokens + [self.stop_token] * missing
 
     def _end(self, tokens: list[int], score: float) -> None:
         self.ended.append(Hypothesis(tokens, score / len(tokens) ** self.length_penalty))

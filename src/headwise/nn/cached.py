@@ -1,6 +1,7 @@
 """What an attention layer asks a cache: where its tokens stand, what they attend to, and which indices that needs."""
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Int
@@ -11,7 +12,9 @@ from headwise.caches.slots import CrossCache
 from headwise.config.checks import shown
 from headwise.config.position import Rotary
 from headwise.errors import ConfigError, UnsupportedError
-from headwise.masks.patterns import Full, Mask
+from headwise.masks.patterns import Full, Mask, require_mask
+from headwise.ops.call import Call
+from headwise.ops.choose import resolve_impl
 
 
 class Remembered(NamedTuple):
@@ -59,6 +62,8 @@ def check_cache(
             "scaling must not depend on the length of a text (dynamic NTK, LongRoPE) beside a cache, since keys that "
             f"were turned for one length are of no use at another; got {position.scaling}"
         )
+    if mask is not None:
+        require_mask(mask)
     if mask is not None and not mask.is_structural:
         raise ConfigError(
             f"mask must hold no tensors beside a cache, which keeps no padding; got {mask!r} (say padding by "
@@ -72,6 +77,12 @@ def check_cache(
         is_tensor = isinstance(real_tokens, Tensor)
         got = f"{real_tokens.dtype} of shape {tuple(real_tokens.shape)}" if is_tensor else shown(real_tokens)
         raise ConfigError(f"real_tokens must hold a bool for each token, shape ({batch_size}, {num_tokens}); got {got}")
+
+
+def require_possible(impl: str, query: Tensor, key: Tensor, value: Tensor, **wishes: Any) -> None:
+    """Raise UnsupportedError if an implementation cannot do what a call wishes: before its cache has grown."""
+    if impl != "auto":
+        resolve_impl(Call(query, key, value, **wishes), impl)
 
 
 def remember(
@@ -101,7 +112,8 @@ def remember(
     """
     if isinstance(cache, CrossCache):
         raise ConfigError("a cache of a text's own tokens must be no CrossCache, which takes one text; got one")
-    if cache.window_size is not None and not _looks_no_further(mask, cache.window_size):
+    window = window_of(mask)
+    if cache.window_size is not None and (window is None or window > cache.window_size):
         raise ConfigError(
             f"a cache that drops old tokens must keep all that the mask shows; got {mask!r} beside one of the last "
             f"{cache.window_size} (give a layer with SlidingWindow(w) a RollingCache(w), any other a GrowingCache())"
@@ -143,10 +155,13 @@ def remember_source(
     return Remembered(view.keys, view.values, mask, key_index=view.key_index)
 
 
-def _looks_no_further(mask: Mask, window_size: int) -> bool:
-    """Tell whether no query sees more than itself and the `window_size - 1` keys before it."""
+def window_of(mask: Mask) -> int | None:
+    """Return how many keys a query may look back on, itself included; None where nothing bounds it."""
     distances = mask.distances()
-    return distances is not None and all(high <= window_size for _, high in distances.intervals)
+    if distances is None or not distances.intervals:
+        return None
+    furthest = distances.intervals[-1][1]
+    return None if math.isinf(furthest) else max(1, int(furthest))
 
 
 def _sees_all(mask: Mask, reach: int) -> bool:

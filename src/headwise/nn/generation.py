@@ -9,7 +9,7 @@ from torch import Tensor
 from headwise.caches.model import ModelCache
 from headwise.config.checks import require_instance, require_size
 from headwise.errors import ConfigError, UnsupportedError
-from headwise.nn.checks import require_ids
+from headwise.nn.checks import explain_device, require_ids
 from headwise.nn.language_model import LanguageModel
 from headwise.nn.lookup import Lookup
 from headwise.nn.sampling import Sampling, choose_tokens
@@ -45,7 +45,8 @@ def generate(
         stop_strings: a row ends with the token that completes any of them in its new text.
         decode: what makes a text of tokens, for `stop_strings`: a tokenizer's own.
         lookup: look the next tokens up in the text itself, and check several in one call: the same tokens, in fewer
-            calls where a text repeats itself. Only for the highest score.
+            calls where a text repeats itself (in bfloat16 and float16 several tokens at once are rounded otherwise than
+            one by one, so that near ties may fall out differently). Only for the highest score.
         cache: what holds earlier tokens of these rows and takes the new ones. Default: a new one, of the model's own
             choice (`make_cache`).
 
@@ -59,8 +60,7 @@ def generate(
     Example:
         >>> generate(model, ids, max_new_tokens=20, sampling=Sampling(temperature=0.8, top_p=0.9, seed=0))
     """
-    new: list[list[int]] = [[] for _ in range(len(ids))]
-    for step in stream(
+    steps = stream(
         model,
         ids,
         max_new_tokens=max_new_tokens,
@@ -71,10 +71,8 @@ def generate(
         decode=decode,
         lookup=lookup,
         cache=cache,
-    ):
-        for mine, tokens in zip(new, step, strict=True):
-            mine.extend(tokens)
-    return new
+    )
+    return [[token for tokens in row for token in tokens] for row in zip(*steps, strict=True)]
 
 
 def stream(
@@ -93,56 +91,60 @@ def stream(
     """Yield the tokens of `generate` as they come: of each row those of one call, none once it has stopped.
 
     Between steps the cache holds each row's text but for its last token, to go on from; so it does after an iteration
-    that was left or interrupted. (Where a call was interrupted that had overwritten what a full ring held, nothing.)
+    that was left, or in which a call was interrupted: then the text is what had been yielded. (Where the interrupted
+    call had overwritten what a full ring held, the cache is empty.)
 
     Args and raises: as of `generate`.
     """
     _check_kinds(model, sampling, lookup, cache)
     require_size("max_new_tokens", max_new_tokens)
     stopping = Stopping(max_new_tokens, stop_tokens, stop_strings, decode)
-    texts = _read_prompts(ids, real_tokens)
+    texts = _read_prompts(model, ids, real_tokens)
+    model.require_causal()
     cache = model.make_cache(spare=0 if lookup is None else lookup.num_tokens) if cache is None else cache
     cache.settle()
+    _require_fit(cache, texts, lookup)
     _require_places(model, cache, texts, max_new_tokens)
     generator = sampling.make_generator(ids.device)
     seen = _seen_in(texts, model, sampling, ids.device)
 
     before = cache.lengths or (0,) * len(texts)
     new: list[list[int]] = [[] for _ in texts]
+    coming: list[list[int]] = []
     is_done = [False] * len(texts)
 
     def choose(scores: Tensor) -> list[int]:
         chosen: list[int] = choose_tokens(scores, sampling, seen=seen, generator=generator).tolist()
         return chosen
 
-    try:
-        coming = [[token] for token in choose(_read_texts(model, cache, ids, real_tokens))]
-        while True:
-            step: Step = []
-            for row, tokens in enumerate(coming):
-                taken: list[int] = []
-                if not is_done[row]:
-                    taken, is_done[row] = stopping.cut(new[row], tokens)
-                    new[row] += taken
-                step.append(taken)
+    while not all(is_done):
+        given = _kept(before, texts, new)
+        if coming and cache.lengths != given:
+            raise ConfigError(
+                f"the cache must be as the last step left it, of {list(given)} tokens; got {list(cache.lengths)}: it "
+                "has been used since"
+            )
+        try:
+            if coming:
+                proposals = _propose(lookup, texts, new, is_done, max_new_tokens)
+                coming = _advance(model, cache, [tokens[-1] for tokens in coming], proposals, is_done, choose)
+            else:
+                coming = [[token] for token in choose(_read_texts(model, cache, ids, real_tokens))]
+            cut = [
+                ([], True) if done else stopping.cut(mine, tokens)
+                for done, mine, tokens in zip(is_done, new, coming, strict=True)
+            ]
+            new = [mine + taken for mine, (taken, _) in zip(new, cut, strict=True)]
             if lookup is not None:  # what was proposed and did not come is in the cache, too
                 cache.crop(_kept(before, texts, new))
-            yield step
-            if all(is_done):
-                return
+        except BaseException:
+            _go_back(cache, given)
+            raise
+        is_done = [done for _, done in cut]
+        for row, (taken, _) in enumerate(cut):
             if seen is not None:
-                for row, taken in enumerate(step):
-                    seen[row, taken] = True
-            proposals: list[list[int]] = [[] for _ in texts]
-            if lookup is not None:
-                proposals = [
-                    [] if done else lookup.propose(text + mine)[: max_new_tokens - len(mine) - 1]
-                    for done, text, mine in zip(is_done, texts, new, strict=True)
-                ]
-            coming = _advance(model, cache, [tokens[-1] for tokens in coming], proposals, is_done, choose)
-    except BaseException:
-        _go_back(cache, _kept(before, texts, new))
-        raise
+                seen[row, taken] = True
+        yield [taken for taken, _ in cut]
 
 
 def _check_kinds(model: object, sampling: object, lookup: object, cache: object) -> None:
@@ -171,13 +173,25 @@ def _seen_in(
     return seen
 
 
-def _kept(before: Sequence[int], texts: list[list[int]], new: list[list[int]]) -> list[int]:
+def _propose(
+    lookup: Lookup | None, texts: list[list[int]], new: list[list[int]], is_done: list[bool], max_new_tokens: int
+) -> list[list[int]]:
+    """Return what each row looks up to come after its text: never more than it may still take beside one."""
+    if lookup is None:
+        return [[] for _ in texts]
+    return [
+        [] if done else lookup.propose(text + mine)[: max_new_tokens - len(mine) - 1]
+        for done, text, mine in zip(is_done, texts, new, strict=True)
+    ]
+
+
+def _kept(before: Sequence[int], texts: list[list[int]], new: list[list[int]]) -> tuple[int, ...]:
     """Return how many tokens of each row a cache holds between steps: all but the last; before the first step none."""
     rows = zip(before, texts, new, strict=True)
-    return [old + len(text) + len(mine) - 1 if mine else old for old, text, mine in rows]
+    return tuple(old + len(text) + len(mine) - 1 if mine else old for old, text, mine in rows)
 
 
-def _go_back(cache: ModelCache, lengths: list[int]) -> None:
+def _go_back(cache: ModelCache, lengths: Sequence[int]) -> None:
     """Let a cache hold what it held before a call that was interrupted; nothing, where it cannot."""
     try:
         cache.settle()
@@ -228,9 +242,13 @@ def _advance(
     return coming
 
 
-def _read_prompts(ids: Tensor, real_tokens: Tensor | None) -> list[list[int]]:
+def _read_prompts(model: LanguageModel, ids: object, real_tokens: object) -> list[list[int]]:
     """Return the real tokens of each row."""
     require_ids("ids", ids)
+    assert isinstance(ids, Tensor)
+    explain_device("ids", ids, model.body.token_table.weight)
+    if ids.is_meta:
+        raise ConfigError("ids must hold numbers to be continued; got some on the meta device")
     rows = ids.tolist()
     if real_tokens is not None:
         if not isinstance(real_tokens, Tensor) or real_tokens.shape != ids.shape or real_tokens.dtype != torch.bool:
@@ -246,15 +264,32 @@ def _read_prompts(ids: Tensor, real_tokens: Tensor | None) -> list[list[int]]:
     return rows
 
 
+def _require_fit(cache: ModelCache, texts: list[list[int]], lookup: Lookup | None) -> None:
+    """Raise ConfigError where a cache is of other rows, or cannot take back what a lookup proposes in vain."""
+    if cache.lengths and len(cache.lengths) != len(texts):
+        raise ConfigError(f"the cache must be of {len(texts)} rows, one for each text; got {len(cache.lengths)}")
+    for layer in cache.layers:
+        if lookup is not None and layer.spare is not None and layer.spare + 1 < lookup.num_tokens:
+            raise ConfigError(
+                f"lookup.num_tokens must be at most {layer.spare + 1}, which the cache's rings can take back; got "
+                f"{lookup.num_tokens}: make the cache by model.make_cache(spare={lookup.num_tokens})"
+            )
+
+
 def _require_places(model: LanguageModel, cache: ModelCache, texts: list[list[int]], max_new_tokens: int) -> None:
     """Raise ConfigError where a position table is too short for what is to come; the last token needs no place."""
     table = model.body.positions
     if table is None:
         return
     before = cache.lengths or (0,) * len(texts)
-    needed = max(old + len(text) for old, text in zip(before, texts, strict=True)) + max_new_tokens - 1
-    if needed > table.max_positions:
+    longest = max(old + len(text) for old, text in zip(before, texts, strict=True))
+    if longest > table.max_positions:
         raise ConfigError(
-            f"max_new_tokens must be at most {table.max_positions - needed + max_new_tokens} for the longest text, as "
-            f"the model's position table has {table.max_positions} rows; got {max_new_tokens}"
+            f"a text must be of at most {table.max_positions} tokens, the rows of the model's position table; "
+            f"got {longest}"
+        )
+    if longest + max_new_tokens - 1 > table.max_positions:
+        raise ConfigError(
+            f"max_new_tokens must be at most {table.max_positions - longest + 1} for the longest text, as the model's "
+            f"position table has {table.max_positions} rows; got {max_new_tokens}"
         )

@@ -16,6 +16,7 @@ from headwise.masks.combined import And, Or
 from headwise.masks.distances import INFINITY, Distances
 from headwise.masks.patterns import Mask, require_mask
 from headwise.nn.checks import explain_ids, require_ids
+from headwise.nn.projection import project
 from headwise.nn.transformer import INITIAL_DEVIATION, Transformer
 from headwise.ops.products import linear
 
@@ -83,11 +84,21 @@ class LanguageModel(nn.Module):
         """Return an empty cache for this model, as of `Transformer.make_cache`."""
         return self.body.make_cache(spare=spare)
 
+    def require_causal(self) -> None:
+        """Raise ConfigError where a layer lets a token read later ones, which are not there yet as a text goes on."""
+        index = self._layer_that_reads_later
+        if index is not None:
+            raise ConfigError(
+                f"no token may read later ones, where texts are continued; layer {index} has the mask "
+                f"{self.config.blocks[index].attention.mask!r}: build layers with mask=Causal()"
+            )
+
     def project(self, hidden: Float[Tensor, "*batch embed_dim"]) -> Float[Tensor, "*batch vocab_size"]:
         """Return the scores of the vocabulary for last hidden states."""
-        weight = self.body.token_table.weight if self.projection is None else self.projection.weight
-        bias = None if self.projection is None else self.projection.bias
-        logits = linear(hidden, weight, bias)
+        if self.projection is None:
+            logits = linear(hidden, self.body.token_table.weight)
+        else:
+            logits = project(self.projection, hidden)
         cap = self.head.softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 

@@ -13,7 +13,7 @@ from headwise.config.position import Rotary
 from headwise.masks.patterns import Causal, Mask
 from headwise.nn.cached import check_cache, remember
 from headwise.nn.checks import explain_refusal, require_tokens
-from headwise.nn.projection import make_projection, merge_heads, project, split_heads
+from headwise.nn.projection import is_plain, make_projection, merge_heads, project, split_heads
 from headwise.ops.attention import attention
 from headwise.ops.obstacles import require_impl
 from headwise.positions.checks import require_positions
@@ -170,7 +170,8 @@ class LatentAttention(nn.Module):
             "dropout_p": config.dropout_p if self.training else 0.0,
             "impl": self.impl,
         }
-        attend = self._attend_to_latents if self._is_less_by_latents(seq_len, kept.shape[2]) else self._attend_by_heads
+        by_latents = is_plain(self.kv_up_proj) and self._is_less_by_latents(seq_len, kept.shape[2])
+        attend = self._attend_to_latents if by_latents else self._attend_by_heads
         output: Tensor = project(self.out_proj, merge_heads(attend(plain_query, rotary_query, kept, arguments)))
         return output
 

@@ -14,7 +14,7 @@ from headwise.config.attention import ALiBi, AttentionConfig, Rotary, T5Bias
 from headwise.config.checks import require_flag, require_instance
 from headwise.errors import ConfigError, UnsupportedError
 from headwise.masks.patterns import Full, Mask
-from headwise.nn.cached import Remembered, check_cache, remember, remember_source
+from headwise.nn.cached import Remembered, check_cache, remember, remember_source, require_possible
 from headwise.nn.checks import explain_refusal, require_tokens
 from headwise.nn.projection import FusedProjection, make_projection, merge_heads, project, split_heads
 from headwise.ops.attention import attention
@@ -238,7 +238,7 @@ class MultiHeadAttention(nn.Module):
             position=self.config.position,
         )
 
-        has_source = cache is not None and not is_self_attention and bool(cache.lengths)
+        has_source = cache is not None and not is_self_attention and any(cache.lengths)
         try:
             q, k, v = self._project(query, key, value, has_source=has_source)
         except RuntimeError:
@@ -250,9 +250,8 @@ class MultiHeadAttention(nn.Module):
         if cache is not None and is_self_attention:
             index = cache.next_index(*query.shape[:2], real_tokens=real_tokens, device=query.device)
         if self.rotary is not None:
-            places = positions
-            if places is None:
-                places = torch.arange(query.shape[1], device=query.device) if index is None else index
+            own = torch.arange(query.shape[1], device=query.device) if index is None else index
+            places = own if positions is None else positions
             q, k = self.rotary(q, places), self.rotary(k, places)
 
         bias_positions = None if self.relative_bias is None else positions
@@ -262,6 +261,8 @@ class MultiHeadAttention(nn.Module):
             sources = (None, None) if has_source else (k, v)
             found = remember_source(cache, *sources, mask=own_mask, real_tokens=real_tokens)
         elif cache is not None and index is not None:
+            wishes = {"return_weights": return_weights, "return_logsumexp": return_logsumexp}
+            require_possible(self.impl, q, k, v, softcap=self.config.softcap, **wishes)
             found = remember(
                 cache,
                 k,

@@ -1,6 +1,7 @@
 """The linear maps around an attention: how they start, and how their tokens split into heads."""
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import torch
 from jaxtyping import Float
@@ -61,18 +62,20 @@ def make_projection(in_dim: int, out_dim: int, *, bias: bool) -> nn.Linear:
 
 def project(module: nn.Module, tokens: Float[Tensor, "*batch in_dim"]) -> Float[Tensor, "*batch out_dim"]:
     """Apply a linear map: by a faster product than the module's own, where nobody listens to the module."""
-    if type(module) is nn.Linear and not _is_watched(module):
-        faster = find_faster_linear(tokens, module.weight)
+    if is_plain(module):
+        faster = find_faster_linear(tokens, module.weight, module.bias)
         if faster is not None:
             return faster(tokens, module.weight, module.bias)
     output: Tensor = module(tokens)
     return output
 
 
-def _is_watched(module: nn.Module) -> bool:
-    """Tell whether a call of a module does more than its `forward`, or another `forward` than that of its class."""
+def is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Tell whether a module is a linear map and nothing else: a call of it comes to its weight and bias."""
+    if type(module) is not nn.Linear or "forward" in vars(module) or module._compiled_call_impl is not None:
+        return False
     hooks = module._forward_hooks or module._forward_pre_hooks or _has_any_global_hook()  # type: ignore[no-untyped-call]
-    return bool(hooks) or "forward" in vars(module)
+    return not hooks
 
 
 def split_heads(

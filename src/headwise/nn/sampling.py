@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from headwise.config.checks import require_number, require_positive, require_size
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, ModelError
 
 MAX_SEED = 2**63 - 1
 
@@ -18,10 +18,11 @@ MAX_SEED = 2**63 - 1
 class Sampling:
     """How the next token is chosen; the default is greedy, the token of the highest score.
 
-    In this order: the scores of tokens that the row has had are divided by `repetition_penalty` if above 0 and
-    multiplied by it if not; with a `temperature` of 0 the highest is taken; else scores are divided by it, all but the
-    `top_k` highest are left out, then all but the fewest whose probabilities sum to `top_p` or more, then all whose
-    probability is below `min_p` times the highest, and a token is drawn from what is left.
+    In this order: the scores of tokens that stand in the row's prompt or have been generated in this call are divided
+    by `repetition_penalty` if above 0 and multiplied by it if not; with a `temperature` of 0 the highest is taken; else
+    scores are divided by it, all but the `top_k` highest are left out, then all but the fewest whose probabilities sum
+    to `top_p` or more, then all whose probability is below `min_p` times the highest, and a token is drawn from what is
+    left.
 
     Args:
         temperature: 0 is greedy; 1 draws from the model's own probabilities.
@@ -29,7 +30,8 @@ class Sampling:
         top_p: probability that is kept at least, above 0 and at most 1. Default: 1.
         min_p: least probability that is kept, as a share of the highest, from 0 to 1. Default: 0.
         repetition_penalty: above 0; 1 changes nothing.
-        seed: of the draws, from 0 to 2^63 - 1. Default: torch's generator.
+        seed: of the draws of a whole batch, from 0 to 2^63 - 1: a row draws otherwise beside others than alone.
+            Default: torch's generator.
 
     Raises:
         ConfigError: a number out of range.
@@ -86,7 +88,13 @@ def choose_tokens(
         sampling: how to choose.
         seen: (batch, vocab_size) the tokens that each row has had, for the repetition penalty.
         generator: of the draws.
+
+    Raises:
+        ModelError: a score is NaN, or all are -inf.
     """
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    if not bool((scores.amax(-1) > -torch.inf).all()):  # false of NaN, which amax hands on
+        raise ModelError("the model's scores must be numbers, at least one of them above -inf; got a row that has none")
     if sampling.is_greedy:
         return penalise(scores, sampling.repetition_penalty, seen).argmax(-1)
     return torch.multinomial(probabilities(scores, sampling, seen=seen), 1, generator=generator).squeeze(-1)
@@ -104,9 +112,12 @@ def probabilities(
         scores, sampling, seen: as of `choose_tokens`.
     """
     scores = penalise(scores.to(torch.promote_types(scores.dtype, torch.float32)), sampling.repetition_penalty, seen)
-    scores = scores / sampling.temperature
+    # From the highest down: a very low temperature makes them very low, and not infinite.
+    temperature = max(sampling.temperature, torch.finfo(scores.dtype).tiny)
+    scores = (scores - scores.amax(-1, keepdim=True)) / temperature
     if sampling.top_k is not None and sampling.top_k < scores.shape[-1]:
-        scores = scores.masked_fill(scores < scores.topk(sampling.top_k).values[:, -1:], -torch.inf)
+        kept = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, scores.topk(sampling.top_k).indices, True)
+        scores = scores.masked_fill(~kept, -torch.inf)
     if sampling.top_p < 1:
         highest_first, order = scores.softmax(-1).sort(dim=-1, descending=True, stable=True)
         before = highest_first.cumsum(-1) - highest_first  # probability of the tokens that rank higher

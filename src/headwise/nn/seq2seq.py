@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -11,14 +12,15 @@ from headwise.caches.model import ModelCache
 from headwise.caches.slots import CrossCache, GrowingCache
 from headwise.config.attention import AttentionConfig, T5Bias
 from headwise.config.block import BlockConfig
-from headwise.config.checks import require_instance
+from headwise.config.checks import require_instance, shown
 from headwise.config.model import ModelConfig
 from headwise.errors import ConfigError, UnsupportedError
 from headwise.masks.patterns import Mask
 from headwise.masks.tables import Explicit
 from headwise.nn.block import Block, FeedForward
-from headwise.nn.checks import require_ids
+from headwise.nn.checks import explain_device, explain_ids, require_ids, require_numbers, require_tokens
 from headwise.nn.multihead import MultiHeadAttention
+from headwise.nn.projection import project
 from headwise.nn.transformer import INITIAL_DEVIATION
 from headwise.ops.products import linear
 
@@ -171,8 +173,12 @@ class Seq2Seq(nn.Module):
         Args:
             source_ids: (batch, source_len).
             target_ids: (batch, target_len), shifted: the first is the token that a target begins with.
-            real_source: (batch, source_len) which tokens of the sources are no padding, which stands behind. Default:
-                all.
+            real_source: (batch, source_len) which tokens of the sources are no padding, which may stand anywhere;
+                before a text or behind it, it changes nothing. Default: all.
+
+        Raises:
+            ConfigError: ids are not one whole number a token, beyond the table, or not on its device; `real_source`
+                holds not one bool a token; sources and targets of other numbers of rows.
         """
         return self.decode(target_ids, self.encode(source_ids, real_source), real_source=real_source)
 
@@ -182,11 +188,14 @@ class Seq2Seq(nn.Module):
         """Return the last states of the source texts.
 
         Args:
-            ids, real_source: as of `forward`.
+            ids: (batch, source_len) the source texts.
+            real_source: as of `forward`.
+
+        Raises:
+            ConfigError: as `forward`.
         """
-        require_ids("ids", ids)
-        mask = _source_mask(real_source)
-        x = self.dropout(self.token_table(ids.long()))
+        x = self._look_up("ids of sources", ids)
+        mask = _source_mask(real_source, ids)
         for block in self.encoder:
             x = block(x, mask=mask)
         encoded: Tensor = self.encoder_norm(x)
@@ -204,13 +213,22 @@ class Seq2Seq(nn.Module):
 
         Args:
             ids: (batch, seq_len) the next tokens of the targets.
-            memory: what `encode` returned.
+            memory: what `encode` returned; a cache reads it at its first call alone.
             real_source: as of `forward`.
             cache: of `make_cache`, under `torch.no_grad`.
+
+        Raises:
+            ConfigError: as `forward`; a memory of another shape; a cache that is no `DecoderCache` of so many layers,
+                or holds a source of other lengths.
         """
-        require_ids("ids", ids)
-        source_mask = _source_mask(real_source)
-        x = self.dropout(self.token_table(ids.long()))
+        x = self._look_up("ids of targets", ids)
+        require_tokens("memory", memory, "embed_dim", self.config.embed_dim)
+        if memory.shape[0] != ids.shape[0]:
+            raise ConfigError(f"memory must have a row a target, {ids.shape[0]}; got {memory.shape[0]}")
+        source_mask = _source_mask(real_source, memory)
+        if cache is not None:
+            self._require_cache(cache, memory, real_source)
+            cache.own.settle()
         for number, block in enumerate(self.decoder):
             if cache is None:
                 x = block(x, memory, source_mask=source_mask)
@@ -223,8 +241,7 @@ class Seq2Seq(nn.Module):
                     real_source=None if cache.source.layers[number].lengths else real_source,
                 )
         hidden = self.norm(x)
-        weight = self.token_table.weight if self.projection is None else self.projection.weight
-        return linear(hidden, weight)
+        return linear(hidden, self.token_table.weight) if self.projection is None else project(self.projection, hidden)
 
     def make_cache(self) -> DecoderCache:
         """Return an empty cache for the decoder."""
@@ -232,12 +249,47 @@ class Seq2Seq(nn.Module):
             ModelCache([GrowingCache() for _ in self.decoder]), ModelCache([CrossCache() for _ in self.decoder])
         )
 
+    def _look_up(self, name: str, ids: Tensor) -> Tensor:
+        """Return the vector of each token, after dropout."""
+        table = self.token_table.weight
+        require_ids(name, ids)
+        require_numbers(name, ids, table)
+        ids = ids.long()  # torch's table reads no narrower dtype than int32
+        try:
+            vectors: Tensor = self.dropout(self.token_table(ids))
+        except IndexError:
+            explain_ids(name, ids, "vocab_size", self.config.vocab_size)
+            raise
+        except RuntimeError:
+            explain_device(name, ids, table)
+            raise
+        return vectors
 
-def _source_mask(real_source: Tensor | None) -> Mask | None:
+    def _require_cache(self, cache: DecoderCache, memory: Tensor, real_source: Tensor | None) -> None:
+        """Raise ConfigError unless a cache is one of this decoder, and of this source if it holds one."""
+        require_instance("cache", cache, DecoderCache)
+        for part in cache:
+            require_instance("cache", part, ModelCache)
+            if len(part) != len(self.decoder):
+                raise ConfigError(f"cache must have one layer a block, {len(self.decoder)}; got {len(part)}")
+        batch_size, source_len = memory.shape[:2]
+        lengths = (source_len,) * batch_size if real_source is None else tuple(real_source.sum(1).tolist())
+        for layer in cache.source:
+            if layer.lengths and layer.lengths != lengths:
+                raise ConfigError(
+                    f"cache must be of these sources, of {lengths} tokens; got one of {layer.lengths} (make another)"
+                )
+
+
+def _source_mask(real_source: Tensor | None, tokens: Tensor) -> Mask | None:
+    """Return the mask of which of these tokens, (batch, source_len) or their vectors, are no padding."""
     if real_source is None:
         return None
-    if not isinstance(real_source, Tensor) or real_source.ndim != 2:
-        raise ConfigError("real_source must hold a bool for each token of the sources, shape (batch, source_len)")
+    wanted = tuple(tokens.shape[:2])
+    is_tensor = isinstance(real_source, Tensor)
+    if not is_tensor or real_source.dtype != torch.bool or real_source.shape != wanted:
+        got = f"{real_source.dtype} of shape {tuple(real_source.shape)}" if is_tensor else shown(real_source)
+        raise ConfigError(f"real_source must hold a bool for each token of the sources, shape {wanted}; got {got}")
     return Explicit(real_source[:, None, None, :])
 
 

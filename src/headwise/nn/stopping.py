@@ -1,13 +1,11 @@
 """Stopping: when a row of generated tokens ends."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 
 from torch import Tensor
 
 from headwise.config.checks import shown
 from headwise.errors import ConfigError
-
-MAX_TOKENS_PER_CHARACTER = 4  # a token of byte-level vocabularies is at least one of the bytes of UTF-8
 
 
 class Stopping:
@@ -27,21 +25,20 @@ class Stopping:
         self,
         max_new_tokens: int,
         stop_tokens: Collection[int] | Tensor,
-        stop_strings: Sequence[str],
+        stop_strings: Collection[str],
         decode: Callable[[list[int]], str] | None,
     ):
         stop_tokens = stop_tokens.tolist() if isinstance(stop_tokens, Tensor) else stop_tokens
         if not isinstance(stop_tokens, Collection) or not all(type(token) is int for token in stop_tokens):
             raise ConfigError(f"stop_tokens must be whole numbers; got {shown(stop_tokens)}")
-        if isinstance(stop_strings, str):
-            raise ConfigError(f"stop_strings must be a list of strings; got the string {stop_strings!r}")
+        if isinstance(stop_strings, str) or not isinstance(stop_strings, Collection):
+            raise ConfigError(f"stop_strings must be a list of strings; got {shown(stop_strings)}")
         if stop_strings and not callable(decode):
             raise ConfigError(f"stop_strings need decode, which makes a text of tokens; got {shown(decode)}")
         if not all(isinstance(one, str) and one for one in stop_strings):
             raise ConfigError(f"stop_strings must be strings that hold something; got {list(stop_strings)!r}")
         self.max_new_tokens = max_new_tokens
         self._tokens, self._strings, self._decode = frozenset(stop_tokens), tuple(stop_strings), decode
-        self._longest = MAX_TOKENS_PER_CHARACTER * max(map(len, stop_strings), default=0)
 
     def cut(self, before: list[int], tokens: list[int]) -> tuple[list[int], bool]:
         """Return those of a row's next tokens that it still takes, and whether it ends with them.
@@ -61,5 +58,7 @@ class Stopping:
     def _ends_with_string(self, tokens: list[int]) -> bool:
         if self._decode is None or not self._strings:
             return False
-        text = self._decode(tokens[-self._longest :])
+        text = self._decode(tokens)
+        if not isinstance(text, str):
+            raise ConfigError(f"decode must make a string of tokens; got {shown(text)}")
         return any(one in text for one in self._strings)

@@ -13,6 +13,7 @@ from headwise.ops.call import Call
 from headwise.ops.choose import explain_choice
 from headwise.ops.decode import decode_attention
 from headwise.ops.flex import flex_attention
+from headwise.ops.listening import current_listener
 from headwise.ops.prepare import autocast_dtype, prepare
 from headwise.ops.reference import reference_attention
 from headwise.ops.results import AttentionOutput, Choice
@@ -101,7 +102,8 @@ def attention(
         and (query_index is None and key_index is None and query_positions is None and key_positions is None)
         and (dropout_p == 0 and dropout_seed is None and not return_weights and not return_logsumexp)
     )
-    if is_plain and (output := take_shortcut(query, key, value, mask, impl)) is not None:
+    listener = current_listener()
+    if is_plain and listener is None and (output := take_shortcut(query, key, value, mask, impl)) is not None:
         return AttentionOutput(output)
     call = Call(
         query=query,
@@ -123,6 +125,8 @@ def attention(
         known={},
     )
     call, resolved = prepare(call, impl)
+    if listener is not None:
+        listener(call)
     if is_plain and resolved == "sdpa":
         remember(call, impl)
     # Inside, softmax sums are float32 or better, whatever autocast would make of them.

@@ -70,6 +70,12 @@ class Call(NamedTuple):
         return (*self[:3], *self.bias_tensors, *(() if self.sink is None else (self.sink,)))
 
     @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Every tensor of the call but those of its mask."""
+        places = (self.query_index, self.key_index, self.query_positions, self.key_positions)
+        return (*self.learned, *(one for one in places if one is not None))
+
+    @property
     def needs_gradient(self) -> bool:
         """Whether the result will be differentiated."""
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.learned)

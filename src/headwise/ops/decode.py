@@ -1,4 +1,4 @@
-"""Attention of few queries, as in decoding: each key and each value is read once, and nothing is copied."""
+"""Attention of few queries, as in decoding, by plain products: keys and values are read once, at a high rate."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -10,14 +10,15 @@ from torch import Tensor
 
 from headwise.ops.call import Call
 from headwise.ops.lowering import allowed_pairs, form_of, hide_idle, skip_unread_keys
+from headwise.ops.obstacles import is_watched
 from headwise.ops.products import FEW_ROWS, has_onednn, onednn_linear
 from headwise.ops.results import AttentionOutput
 from headwise.ops.scores import bias_values, cap_scores
 
 BAG = 64  # values that are mixed at a time for all queries of a group: as many as stay nearest to a core
 LEAST_KEYS = 256  # from which on mixing by bags pays
-CHUNK = 256  # keys, in multiples of which oneDNN is asked: it makes a program for each length
-LEAST_CHUNKS = 4  # from which on asking it pays
+LEAST_ONEDNN_KEYS = 1024  # from which on asking oneDNN pays
+STEPS = 16  # lengths between a power of two and the next that oneDNN is asked for: it keeps a program for each
 PIECE = 2**20  # scores at a time
 
 
@@ -26,7 +27,9 @@ def decode_attention(call: Call) -> AttentionOutput:
 
     Keys stand on the left of the product with the queries of a kv head if these are few, and values are mixed some at a
     time for all of them by `embedding_bag`: a product with few rows reads a matrix at less than half the rate. Many
-    queries of a kv head are multiplied by oneDNN, where it is. Memory: the scores of some kv heads, a few times.
+    queries of a kv head are multiplied by oneDNN, where it is. Memory: the scores of some kv heads, a few times, and
+    the whole of a bias that is a function; keys and values of less than float32 are copied, some heads at a time, and
+    all of them where inf or NaN stands in a slot that no query reads.
     """
     call = skip_unread_keys(call)
     if call.bias is None and form_of(call).kind == "none":
@@ -97,14 +100,13 @@ def _part(tensor: Shaped[Tensor, "#batch #num_heads #query_len #key_len"], rows:
 def _weigh(
     scores: Float[Tensor, "rows heads query_len key_len"], sink: Float[Tensor, " heads"] | None, call: Call
 ) -> tuple[Float[Tensor, "rows heads query_len key_len"], Float[Tensor, "rows heads query_len"] | None]:
-    """Return the weights of keys, and the logsumexp of their scores where it is needed.
-
-    Of a row without a key the sum is that of nothing, and its weights are 0.
-    """
-    if not call.return_logsumexp and sink is None and call.mask is None and call.bias is None:
-        return scores.softmax(-1), None
+    """Return the weights of keys, 0 in a row without one, and the logsumexp of their scores where it is needed."""
+    weights = scores.softmax(-1)
+    if call.mask is not None or call.bias is not None:
+        weights = weights.masked_fill(scores.amax(-1, keepdim=True) == -torch.inf, 0.0)
+    if sink is None and not call.return_logsumexp:
+        return weights, None
     logsumexp = scores.logsumexp(-1, keepdim=True)
-    weights = (scores - logsumexp.clamp(min=torch.finfo(scores.dtype).min)).exp()
     if sink is not None:
         weights = weights * (logsumexp - sink.view(-1, 1, 1)).sigmoid()
     return weights, logsumexp.squeeze(-1)
@@ -145,7 +147,8 @@ def _mix(
     v_head_dim = value.shape[-1]
     bags = weights[..., :end].reshape(num_rows, num_kv_heads, num_queries, end // BAG, BAG).transpose(2, 3)
     strides = (value.stride(0) // v_head_dim, value.stride(1) // v_head_dim, value.stride(2) // v_head_dim)
-    places, offsets = _places(num_rows, num_kv_heads, num_queries, end // BAG, BAG, strides)
+    find_places = _places.__wrapped__ if is_watched() else _places  # a mode may want tensors of its own kind
+    places, offsets = find_places(num_rows, num_kv_heads, num_queries, end // BAG, strides)
     last = sum(stride * (size - 1) for stride, size in zip(strides, value.shape[:3], strict=True))
     table = value.as_strided((last + 1, v_head_dim), (v_head_dim, 1))
     mixed = torch.embedding_bag(table, places, offsets, False, 0, False, bags.flatten())[0]  # 0: sums
@@ -154,10 +157,13 @@ def _mix(
 
 
 def _end_for_onednn(matrices: Float[Tensor, "rows kv_heads key_len width"]) -> int:
-    """Return how many keys oneDNN multiplies; 0 where it serves nothing."""
-    is_served = matrices.dtype == torch.float32 and matrices.device.type == "cpu" and has_onednn()
-    num_chunks = matrices.shape[2] // CHUNK
-    return num_chunks * CHUNK if is_served and num_chunks >= LEAST_CHUNKS and matrices.stride(-1) == 1 else 0
+    """Return how many keys oneDNN multiplies, nearly all of them; 0 where it serves nothing."""
+    key_len = matrices.shape[2]
+    is_served = matrices.dtype == torch.float32 and matrices.device.type == "cpu" and matrices.stride(-1) == 1
+    if not is_served or key_len < LEAST_ONEDNN_KEYS or not has_onednn():
+        return 0
+    step = (1 << key_len.bit_length() - 1) // STEPS
+    return key_len // step * step
 
 
 def _is_table(value: Float[Tensor, "batch num_kv_heads key_len v_head_dim"]) -> bool:
@@ -170,16 +176,16 @@ def _is_table(value: Float[Tensor, "batch num_kv_heads key_len v_head_dim"]) -> 
 
 @lru_cache(8)
 def _places(
-    num_rows: int, num_kv_heads: int, num_queries: int, num_bags: int, bag: int, strides: tuple[int, int, int]
+    num_rows: int, num_kv_heads: int, num_queries: int, num_bags: int, strides: tuple[int, int, int]
 ) -> tuple[Int[Tensor, " places"], Int[Tensor, " bags"]]:
     """Return which rows of the table of values the bags mix, those of a stretch once for each query, and their starts.
 
     Bags are ordered by batch row, kv head, stretch of keys and query.
     """
     row, head, key = (
-        stride * torch.arange(size, dtype=torch.int32)
-        for stride, size in zip(strides, (num_rows, num_kv_heads, num_bags * bag), strict=True)
+        stride * torch.arange(size, dtype=torch.int32, device="cpu")
+        for stride, size in zip(strides, (num_rows, num_kv_heads, num_bags * BAG), strict=True)
     )
-    places = row.view(-1, 1, 1, 1, 1) + head.view(-1, 1, 1, 1) + key.view(-1, 1, bag)
+    places = row.view(-1, 1, 1, 1, 1) + head.view(-1, 1, 1, 1) + key.view(-1, 1, BAG)
     places = places.expand(-1, -1, -1, num_queries, -1).flatten()
-    return places, torch.arange(0, len(places), bag, dtype=torch.int32)
+    return places, torch.arange(0, len(places), BAG, dtype=torch.int32, device="cpu")

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 from headwise.errors import UnsupportedError
 from headwise.kernels import traced_device
@@ -53,11 +53,9 @@ def find_blocked_obstacle(call: Call) -> str | None:
         return "attention by blocks holds no weights to return"
     if has_forward_derivatives():
         return "attention by blocks has no forward-mode derivatives"
-    places = (call.query_index, call.key_index, call.query_positions, call.key_positions)
-    tensors = (*call.learned, *(one for one in places if one is not None))
     if is_fake(call.query) and _is_traced_by_sizes(call):
         return None
-    if call.query.device.type == "meta" or any(_has_no_numbers(tensor) for tensor in tensors):
+    if call.query.device.type == "meta" or any(_has_no_numbers(tensor) for tensor in call.tensors):
         return "attention by blocks needs tensors with numbers, not fake ones, and none inside torch.func's transforms"
     return None
 
@@ -83,14 +81,22 @@ def _has_no_numbers(tensor: torch.Tensor) -> bool:
     return not is_plain or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
+def is_watched() -> bool:
+    """Tell whether a mode of `torch.overrides` or of dispatch follows, counts or replaces torch's operations."""
+    return _get_current_dispatch_mode() is not None or torch._C._len_torch_function_stack() > 0
+
+
 def find_decode_obstacle(call: Call) -> str | None:
     """Return why attention of few queries cannot serve a call, or None."""
     if call.needs_gradient or has_forward_derivatives():
         return "attention of few queries has no derivatives (run it under torch.no_grad, or detach its inputs)"
     if call.dropout_p > 0:
         return f"attention of few queries has no dropout (dropout_p = {call.dropout_p})"
-    if is_traced() or call.query.device.type == "meta" or any(_has_no_numbers(tensor) for tensor in call[:3]):
-        return "attention of few queries looks at its output, so tensors must have numbers, outside of graphs"
+    if is_traced() or call.query.device.type == "meta" or any(_has_no_numbers(tensor) for tensor in call.tensors):
+        return (
+            "attention of few queries looks at its output, so tensors must have numbers, outside of graphs and of "
+            "torch.func's transforms"
+        )
     return None
 
 

@@ -1,4 +1,4 @@
-"""Products of one matrix with few or many rows, without gradients, on a CPU: by oneDNN, and by all threads.
+"""Products of one large matrix with rows, in float32, without gradients, on a CPU: by oneDNN, and by all threads.
 
 torch's own product of float32 goes to its BLAS. With MKL that is half as fast as oneDNN where MKL does not take a
 processor's AVX-512, and a few rows are multiplied on one thread, at a quarter of the rate at which memory is read.
@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from headwise.ops.obstacles import has_forward_derivatives, is_traced
+from headwise.ops.obstacles import has_forward_derivatives, is_traced, is_watched
 
+MANY_ROWS = 256  # in multiples of which oneDNN is asked for more
 FEW_ROWS = 8  # up to which a product reads the matrix and does little else
 LEAST_NUMBERS = 2**18  # of a matrix, from which on its reading takes longer than to ask oneDNN or to share it out
 LEAST_OUTPUTS = 1024  # of one row, from which on oneDNN reads faster than all threads by themselves
@@ -29,28 +29,35 @@ def linear(
     bias: Float[Tensor, " out_dim"] | None = None,
 ) -> Float[Tensor, "*batch out_dim"]:
     """Return `tokens weight^T + bias`."""
-    return (find_faster_linear(tokens, weight) or functional.linear)(tokens, weight, bias)
+    return (find_faster_linear(tokens, weight, bias) or functional.linear)(tokens, weight, bias)
 
 
-def find_faster_linear(tokens: Tensor, weight: Tensor) -> Linear | None:
+def find_faster_linear(tokens: Tensor, weight: Tensor, bias: Tensor | None = None) -> Linear | None:
     """Return the function that computes what `torch.nn.functional.linear` does in less time; None if there is none."""
-    if weight.numel() < LEAST_NUMBERS or not _is_as_measured(tokens, weight):
+    if weight.numel() < LEAST_NUMBERS or not _is_as_measured(tokens, weight, bias):
         return None
-    num_rows = tokens.numel() // tokens.shape[-1]
+    num_rows, num_threads = tokens.numel() // tokens.shape[-1], torch.get_num_threads()
     if has_onednn() and (num_rows > 1 or weight.shape[0] >= LEAST_OUTPUTS):
-        return onednn_linear
-    num_threads = torch.get_num_threads()
+        return _linear_by_onednn
     is_shared = num_rows <= FEW_ROWS and num_threads > 1 and weight.shape[0] % num_threads == 0
     return _linear_on_all_threads if is_shared else None
 
 
-def _is_as_measured(tokens: Tensor, weight: Tensor) -> bool:
-    """Tell whether the tensors are plain ones of float32 on a CPU, and nobody follows torch's own operations."""
-    if torch.is_grad_enabled() or is_traced() or has_forward_derivatives() or _get_current_dispatch_mode() is not None:
+def _is_as_measured(tokens: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Tell whether all are plain tensors of float32 on a CPU that fit one another, and nobody follows what is done."""
+    if torch.is_grad_enabled() or is_traced() or has_forward_derivatives() or is_watched():
         return False
-    is_plain = type(tokens) is Tensor and type(weight) in (Tensor, nn.Parameter) and weight.is_contiguous()
-    is_float32 = tokens.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    return is_plain and is_float32 and tokens.is_cpu and weight.is_cpu and tokens.numel() > 0
+    if tokens.numel() == 0 or weight.dim() != 2 or tokens.shape[-1] != weight.shape[1]:
+        return False
+    if torch.is_autocast_enabled("cpu") or (bias is not None and bias.shape != weight.shape[:1]):
+        return False
+    given = (tokens, weight) if bias is None else (tokens, weight, bias)
+    return all(_is_plain(one) for one in given) and weight.is_contiguous()
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    is_strided = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
+    return is_strided and tensor.is_cpu and tensor.dtype == torch.float32
 
 
 def has_onednn() -> bool:
@@ -63,12 +70,37 @@ def _is_built_with_onednn() -> bool:
     return torch.backends.cpu.get_cpu_capability() == "AVX512" and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
+def _linear_by_onednn(
+    tokens: Float[Tensor, "*batch in_dim"],
+    weight: Float[Tensor, "out_dim in_dim"],
+    bias: Float[Tensor, " out_dim"] | None,
+) -> Float[Tensor, "*batch out_dim"]:
+    """Ask oneDNN for few numbers of rows only: it keeps a program of half a MiB for each that it has met."""
+    rows = tokens.reshape(-1, tokens.shape[-1])
+    if _round_down(len(rows)) == len(rows):
+        return onednn_linear(tokens, weight, bias)
+    output = tokens.new_empty(len(rows), len(weight))
+    start = 0
+    while start < len(rows):
+        end = start + _round_down(len(rows) - start)
+        output[start:end] = onednn_linear(rows[start:end], weight, bias)
+        start = end
+    return output.view(*tokens.shape[:-1], len(weight))
+
+
+def _round_down(num_rows: int) -> int:
+    """Return the next lower number of rows that oneDNN is asked for: up to 8, a power of two, or a multiple of 256."""
+    if num_rows <= FEW_ROWS:
+        return num_rows
+    return num_rows // MANY_ROWS * MANY_ROWS if num_rows >= MANY_ROWS else 2 ** (num_rows.bit_length() - 1)
+
+
 def onednn_linear(
     tokens: Float[Tensor, "*batch in_dim"],
     weight: Float[Tensor, "out_dim in_dim"],
     bias: Float[Tensor, " out_dim"] | None = None,
 ) -> Float[Tensor, "*batch out_dim"]:
-    """Return `tokens weight^T + bias` by oneDNN, which keeps a program for each shape that it has met."""
+    """Return `tokens weight^T + bias` by oneDNN."""
     output: Tensor = torch.ops.mkldnn._linear_pointwise(tokens, weight, bias, "none", [], "")
     return output
 

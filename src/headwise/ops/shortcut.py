@@ -78,14 +78,12 @@ def _signature(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, imp
     value_shape: tuple[int | str, ...] = tuple(value.shape)
     if not len(query.shape) == len(key_shape) == len(value_shape) == 4:
         return None
-    if (
-        query.shape[2] == 1
-        and key_shape[2:3] == value_shape[2:3] != (0,)
-        and (mask is None or mask in _SHOWS_THE_LAST_ALL)
-    ):
-        # As tokens are decoded there is one key more each time, and the same to do, until there are many.
-        length = "many" if reads_much(query, key, value) else "few"
-        key_shape, value_shape = ((*shape[:2], length, *shape[3:]) for shape in (key_shape, value_shape))
+    if query.shape[2] == 1 and key_shape[2:3] == value_shape[2:3] != (0,):
+        if reads_much(query, key, value):
+            return None  # which way is faster depends on more than stands here
+        if mask is None or mask in _SHOWS_THE_LAST_ALL:
+            # As tokens are decoded there is one key more each time, and the same to do, as long as these are few.
+            key_shape, value_shape = ((*shape[:2], "few", *shape[3:]) for shape in (key_shape, value_shape))
     return (
         *(query.shape, query.dtype, query.device, query.stride()[-1:]),
         *(key_shape, key.dtype, key.device, key.stride()[-1:]),

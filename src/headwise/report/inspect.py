@@ -47,6 +47,8 @@ def inspection_renderable(result: InspectedModel) -> RenderableType:
         _layers_table(result.heads),
         *notes_text(result.notes),
     ]
+    if result.probe is not None:
+        parts += [Text(), *(safe_text(line) for line in result.probe.to_text().splitlines())]
     if result.page is not None:
         parts += [Text(), safe_text(f"written: {result.page}")]
     return Group(*parts)

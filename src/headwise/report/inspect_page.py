@@ -7,13 +7,14 @@ import os
 from pathlib import Path
 
 from headwise.api.inspect_results import InspectedModel
+from headwise.files import check_writable
 from headwise.inspection.results import Inspection
 from headwise.report import figures, headlines
-from headwise.report.files import check_writable, write_whole
+from headwise.report.files import write_whole
 from headwise.report.heads_picture import heads_png, heads_svg
 from headwise.report.html import render_html
 from headwise.report.page import HEAD_SCRIPTS, STYLES
-from headwise.report.page_data import STATISTICS, heads_json, role_names_of
+from headwise.report.page_data import heads_json, role_names_of, statistics_of
 
 
 def write_inspection(result: InspectedModel, path: str | os.PathLike[str]) -> Path:
@@ -42,19 +43,19 @@ def render_inspection(result: InspectedModel) -> str:
         result=result,
         figures=figures,
         headlines=headlines,
-        statistics=STATISTICS,
+        statistics=statistics_of(result),
     )
 
 
 def heads_csv(inspection: Inspection) -> str:
     """Return the statistics and roles of all heads, one a line, below a line of names; what is not known is empty."""
-    roles = role_names_of(inspection)
+    roles, measured = role_names_of(inspection), statistics_of(inspection)
     written = io.StringIO()
     table = csv.writer(written, lineterminator="\n")
-    table.writerow(["layer", "head", *(statistic.name for statistic in STATISTICS), *roles])
+    table.writerow(["layer", "head", *(statistic.name for statistic in measured), *roles])
     for head in inspection.heads:
         scores = {role.name: role.score for role in head.roles}
-        values = [getattr(head, statistic.name) for statistic in STATISTICS] + [scores.get(name) for name in roles]
+        values = [getattr(head, statistic.name) for statistic in measured] + [scores.get(name) for name in roles]
         table.writerow([head.layer, head.head, *("" if value is None else value for value in values)])
     return written.getvalue()
 

@@ -4,10 +4,11 @@ import os
 from pathlib import Path
 
 from headwise.errors import OutputError
+from headwise.files import check_writable
 from headwise.masks.cover import FULL, NONE, PARTIAL
 from headwise.masks.patterns import Mask
 from headwise.masks.picture import CELL_PIXELS, find_cells, svg_of
-from headwise.report.files import check_writable, write_whole
+from headwise.report.files import write_whole
 from headwise.report.png import write_png
 
 # black on white; white on black where the reader's screen is dark

@@ -7,7 +7,7 @@ from headwise.api.results import Report
 from headwise.report import figures, headlines
 from headwise.report.files import write_whole
 from headwise.report.html import render_html
-from headwise.report.page_data import STATISTICS, heads_json
+from headwise.report.page_data import heads_json, statistics_of
 
 STYLES = ("base.css", "tables.css", "heads.css", "print.css")
 HEAD_SCRIPTS = (
@@ -40,7 +40,7 @@ def render_page(report: Report) -> str:
         report=report,
         figures=figures,
         headlines=headlines,
-        statistics=STATISTICS,
+        statistics=() if report.heads is None else statistics_of(report.heads),
     )
 
 

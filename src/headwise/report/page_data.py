@@ -57,7 +57,65 @@ STATISTICS = (
     ),
     Statistic(name="sink_mass", label="First-token mass", unit="", about="mean weight on the first token (the sink)"),
     Statistic(name="max_weight", label="Largest weight", unit="", about="mean of the largest weight of a query"),
+    Statistic(
+        name="num_effective_keys",
+        label="Effective keys",
+        unit="",
+        about="as many keys, alike in weight, would have this entropy",
+        top=None,
+    ),
+    Statistic(
+        name="num_keys_for_90_percent",
+        label="Keys for 90 %",
+        unit="",
+        about="least number of keys that hold 90 % of a query's weight",
+        top=None,
+    ),
+    Statistic(
+        name="distance_spread",
+        label="Spread of distance",
+        unit="tokens",
+        about="standard deviation of the distance under a query's weights, in tokens",
+        top=None,
+    ),
+    Statistic(name="diagonal_mass", label="Near mass", unit="", about="mean weight on the five nearest keys"),
+    Statistic(
+        name="block_mass",
+        label="Block mass",
+        unit="",
+        about="mean weight on the keys of a query's own block of 16 tokens",
+    ),
+    Statistic(
+        name="variability",
+        label="Variability",
+        unit="",
+        about="how much the map changes from text to text: 0 if positions alone decide",
+    ),
+    Statistic(
+        name="mean_abs_score",
+        label="Mean score",
+        unit="",
+        about="mean size of the scores that the softmax reads",
+        top=None,
+    ),
+    Statistic(
+        name="stable_rank",
+        label="Stable rank",
+        unit="",
+        about="squared Frobenius norm of the map over its squared spectral norm: 1 if all queries read alike",
+        top=None,
+    ),
+    Statistic(name="padding_mass", label="Padding mass", unit="", about="mean weight on padding, which must be 0"),
 )
+
+
+def statistics_of(inspection: Inspection) -> tuple[Statistic, ...]:
+    """Return the statistics that were measured of any head."""
+    return tuple(
+        statistic
+        for statistic in STATISTICS
+        if any(getattr(head, statistic.name) is not None for head in inspection.heads)
+    )
 
 
 def heads_json(inspection: Inspection) -> str:
@@ -67,9 +125,9 @@ def heads_json(inspection: Inspection) -> str:
     was scored for. A head's `values` stand in that order, null where there is no finite number; `held` lists the
     positions of the roles that it holds. Maps are base64 of `AttentionMap.weights`.
     """
-    role_names = role_names_of(inspection)
+    role_names, measured = role_names_of(inspection), statistics_of(inspection)
     statistics: list[dict[str, Any]] = [
-        {"label": s.label, "unit": s.unit, "about": s.about, "top": s.top, "role": False} for s in STATISTICS
+        {"label": s.label, "unit": s.unit, "about": s.about, "top": s.top, "role": False} for s in measured
     ]
     statistics += [
         {"label": name, "unit": "", "about": f"mean weight on the key of the role “{name}”", "top": 1.0, "role": True}
@@ -77,7 +135,7 @@ def heads_json(inspection: Inspection) -> str:
     ]
     data = {
         "statistics": statistics,
-        "heads": [_head(head, role_names) for head in inspection.heads],
+        "heads": [_head(head, measured, role_names) for head in inspection.heads],
         "maps": [
             {
                 "layer": map_.layer,
@@ -98,15 +156,15 @@ def role_names_of(inspection: Inspection) -> list[str]:
     return list(dict.fromkeys(role.name for head in inspection.heads for role in head.roles))
 
 
-def _head(head: HeadStatistics, role_names: list[str]) -> dict[str, Any]:
+def _head(head: HeadStatistics, measured: tuple[Statistic, ...], role_names: list[str]) -> dict[str, Any]:
     roles = {role.name: role for role in head.roles}
     scores = [roles[name].score if name in roles else None for name in role_names]
-    values = [getattr(head, statistic.name) for statistic in STATISTICS] + scores
+    values = [getattr(head, statistic.name) for statistic in measured] + scores
     return {
         "layer": head.layer,
         "head": head.head,
         "values": [round(value, 6) if value is not None and math.isfinite(value) else None for value in values],
-        "held": [len(STATISTICS) + i for i, name in enumerate(role_names) if name in roles and roles[name].holds],
+        "held": [len(measured) + i for i, name in enumerate(role_names) if name in roles and roles[name].holds],
     }
 
 

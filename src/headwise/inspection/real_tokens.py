@@ -1,0 +1,74 @@
+"""Which tokens of a forward call are no padding, from the arguments that the model is called with."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor, nn
+
+
+def real_tokens_of(
+    module: nn.Module, args: tuple[Any, ...], keywords: Mapping[str, Any], *, padding_id: int | None
+) -> Bool[Tensor, "batch seq_len"] | None:
+    """Return which tokens are real, as an `attention_mask` of (B, T) says, else the tokens themselves; None: unknown.
+
+    Args:
+        module: what is called.
+        args, keywords: its arguments.
+        padding_id: token that stands for padding. Default: that of the config of the module, or of what it wraps.
+    """
+    arguments = _by_name(module, args, keywords)
+    attention_mask, ids = arguments.get("attention_mask"), arguments.get("input_ids")
+    if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
+        return attention_mask.bool()
+    config: Any = getattr(_configured(module), "config", None)
+    if hasattr(config, "get_text_config"):
+        config = config.get_text_config()
+    if padding_id is None:
+        padding_id = getattr(config, "pad_token_id", None)
+    if padding_id is None or not isinstance(ids, Tensor) or ids.dim() != 2:
+        return None
+    return real_by_id(ids, padding_id, is_end=padding_id == getattr(config, "eos_token_id", None))
+
+
+def real_by_id(
+    ids: Int[Tensor, "batch seq_len"], padding_id: int, *, is_end: bool = False
+) -> Bool[Tensor, "batch seq_len"]:
+    """Return which tokens are real: all but those that stand for padding, at the ends of a text.
+
+    Args:
+        ids: tokens.
+        padding_id: the one that stands for padding.
+        is_end: whether it ends texts, too; the first of those behind a text is then its end, and real.
+    """
+    is_padding = ids == padding_id
+    before = is_padding.cumprod(dim=1).bool()
+    behind = is_padding.flip(1).cumprod(dim=1).flip(1).bool()
+    if is_end:
+        behind = behind & torch.cat([torch.zeros_like(behind[:, :1]), behind[:, :-1]], dim=1)
+    return ~(before | behind)
+
+
+def readers_of(module: nn.Module) -> set[nn.Module]:
+    """Return the parts of a module that read the tokens it is called with: of an encoder and decoder, the encoder."""
+    owner = _configured(module)
+    get_encoder: Any = getattr(owner, "get_encoder", None)
+    if get_encoder is not None and getattr(owner.config, "is_encoder_decoder", False):
+        return set(get_encoder().modules())
+    return set(module.modules())
+
+
+def _configured(module: nn.Module) -> Any:
+    """Return the outermost part of a module that has a config, as Hugging Face models have; else the module."""
+    return next((part for part in module.modules() if hasattr(part, "config")), module)
+
+
+def _by_name(module: nn.Module, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not args:
+        return keywords
+    try:
+        return inspect.signature(module.forward).bind(*args, **keywords).arguments
+    except TypeError:
+        return keywords
