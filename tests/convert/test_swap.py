@@ -541,6 +541,8 @@ class WithoutMask(transformers.LlamaForCausalLM):
 
 def test_models_without_a_mask_and_images_of_other_colours_are_probed():
     sizes = {"hidden_size": 20, "num_attention_heads": 4, "num_hidden_layers": 1, "intermediate_size": 7}
+    # transformers reads a class's own file to tell whether it goes through the interface, unless its parent has told
+    assert transformers.LlamaForCausalLM._can_set_attn_implementation()
     swap(WithoutMask(transformers.LlamaConfig(**SIZES, **GROUPED, intermediate_size=7)))
     swap(transformers.ViTModel(transformers.ViTConfig(**sizes, image_size=6, patch_size=2, num_channels=1)))
 

@@ -404,3 +404,12 @@ def test_negative_counts_of_a_detail_are_refused():
         Detail(top_keys=-1)
     with pytest.raises(ConfigError, match="overview_cells must be between 0"):
         Detail(overview_cells=-3)
+
+
+def test_rotary_positions_go_on_beyond_the_models_length_and_it_is_said():
+    text = " ".join(WORDS[4 + number % 14] for number in range(40))
+    inspection = inspect_texts(llama(), tokenizer(), [text], window=42, max_map_tokens=0)
+    assert (inspection.num_windows, inspection.window) == (1, 42)
+    assert any(note.startswith("Up to 42 tokens are read at once, more than the 16 ") for note in inspection.notes)
+    within = inspect_texts(llama(), tokenizer(), [text], max_map_tokens=0)
+    assert within.window == 16 and not any("more than" in note for note in within.notes)

@@ -17,7 +17,7 @@ from headwise.inspection.quiet_passes import Inputs
 from headwise.inspection.reading import Batch, Progress, read_batches
 from headwise.inspection.relations import Relation, require_tokens
 from headwise.inspection.results import Inspection
-from headwise.inspection.windows import Window, cut_into_windows, model_length, require_window
+from headwise.inspection.windows import Window, cut_into_windows, model_length, require_window, turns_positions
 from headwise.integrations.layer_weights import LayerWeights
 from headwise.integrations.transformers_attention import is_transformers_model
 
@@ -55,7 +55,7 @@ def inspect_texts(
 
     Raises:
         TextError: there is no text, one holds no token, `show` is none of them, or a window has no room for a token or
-            is longer than the model's length.
+            is longer than the model's length (of a model with rotary positions and no table of them any is read).
         ModelError: it is no Hugging Face model, or its attention cannot be read.
     """
     if not is_transformers_model(model):
@@ -66,11 +66,16 @@ def inspect_texts(
     longest = model_length(model, tokenizer)
     if window is None:
         window = longest
-    require_window(window, longest)
+    require_window(window, None if turns_positions(model) else longest)
     windows, num_cut = cut_into_windows(tokenizer, texts, window=window, max_length=max_length)
     _require_shown(show, len(texts))
     shown = next(number for number, each in enumerate(windows) if each.text == show)
     notes = []
+    if window is not None and longest is not None and window > longest:
+        notes.append(
+            f"Up to {window} tokens are read at once, more than the {longest} that the model is made for: its rotary "
+            "positions go on, but what it makes of such a text says little."
+        )
     if num_cut:
         notes.append(f"{num_cut} of {len(texts)} texts were cut at {max_length} tokens.")
     if len(windows) > len(texts):

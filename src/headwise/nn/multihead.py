@@ -222,7 +222,7 @@ class MultiHeadAttention(nn.Module):
 
         Returns:
             `output`: the layer's own (batch, query_len, embed_dim), after `out_proj`. `weights`: (batch, num_heads,
-            query_len, key_len). `logsumexp`: (batch, num_heads, query_len). None for what was not asked for.
+            query_len, key_len), a ring's in slot order. `logsumexp`: (batch, num_heads, query_len). None: not asked.
         """
         is_self_attention = key is None or key is query
         key = query if key is None else key

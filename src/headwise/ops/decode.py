@@ -103,7 +103,7 @@ def _weigh(
     """Return the weights of keys, 0 in a row without one, and the logsumexp of their scores where it is needed."""
     weights = scores.softmax(-1)
     if call.mask is not None or call.bias is not None:
-        weights = weights.masked_fill(scores.amax(-1, keepdim=True) == -torch.inf, 0.0)
+        weights = weights.masked_fill(scores.isneginf().all(-1, keepdim=True), 0.0)
     if sink is None and not call.return_logsumexp:
         return weights, None
     logsumexp = scores.logsumexp(-1, keepdim=True)
