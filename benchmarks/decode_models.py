@@ -46,7 +46,7 @@ def load() -> tuple[str, Any, headwise.LanguageModel]:
             file.parent, gguf_file=file.name, dtype=torch.float32
         )
         name = "SmolLM2-135M"
-    return name, theirs.eval(), headwise.language_model_from_huggingface(theirs)
+    return name, theirs.eval(), headwise.language_model_from_huggingface(theirs, fused_qkv=True)
 
 
 def generation(repeats: int) -> Row:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -337,3 +338,22 @@ def test_a_conversion_under_another_default_device_is_where_the_model_is():
     with torch.device("meta"):
         ours = language_model_from_huggingface(theirs)
     assert torch.equal(ours.body.token_table.weight, theirs.model.embed_tokens.weight)
+
+
+@torch.no_grad()
+def test_queries_keys_and_values_may_come_of_one_product():
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=24,
+        intermediate_size=17,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        vocab_size=29,
+    )
+    theirs = transformers.LlamaForCausalLM(config).double().eval()
+    ours = language_model_from_huggingface(theirs, fused_qkv=True)
+    assert all(block.attention.qkv_proj is not None for block in ours.body.blocks)
+    assert not ours.training and next(ours.parameters()).dtype == torch.float64
+    ids = torch.randint(29, (2, 7))
+    torch.testing.assert_close(ours(ids), language_model_from_huggingface(theirs)(ids), rtol=0, atol=1e-12)

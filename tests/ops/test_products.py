@@ -19,6 +19,7 @@ def two_threads(monkeypatch):
     """Let small matrices count as large ones, as on two threads."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr(products, "LEAST_NUMBERS", 1)
+    monkeypatch.setattr(products, "LEAST_SHARED", 1)
 
 
 @pytest.fixture
@@ -145,6 +146,9 @@ def test_small_matrices_and_one_row_of_few_outputs_are_not_asked_for(monkeypatch
     monkeypatch.setattr(products, "LEAST_NUMBERS", 22 * 13)
     assert find_faster_linear(numbers(2, 13), numbers(22, 13)) is not None
     assert find_faster_linear(numbers(2, 12), numbers(22, 12)) is None
+    assert find_faster_linear(numbers(1, 12), numbers(22, 12)) is products._linear_on_all_threads
+    monkeypatch.setattr(products, "LEAST_SHARED", 22 * 13)
+    assert find_faster_linear(numbers(1, 12), numbers(22, 12)) is None
     monkeypatch.setattr(products, "has_onednn", lambda: True)
     assert find_faster_linear(numbers(1, 13), numbers(22, 13)) is products._linear_on_all_threads
     monkeypatch.setattr(products, "LEAST_OUTPUTS", 22)

@@ -68,7 +68,7 @@ class FeedForward(nn.Module):
         activation = ACTIVATIONS[self.config.activation]
         hidden = project(self.up_proj, tokens)
         hidden = activation(hidden) if self.gate_proj is None else activation(project(self.gate_proj, tokens)) * hidden
-        return project(self.down_proj, self.dropout(hidden))
+        return project(self.down_proj, self.dropout(hidden) if self.dropout.p > 0 else hidden)
 
 
 class Block(nn.Module):
@@ -157,7 +157,8 @@ class Block(nn.Module):
             raise
 
     def _run(self, tokens: Tensor, *, attend: Callable[[Tensor], Tensor]) -> Tensor:
-        feed_forward, dropout = self.feed_forward, self.dropout
+        feed_forward = self.feed_forward
+        dropout = self.dropout if self.dropout.p > 0 else _same
         if self.config.norm_placement == "post":
             seen = attend(tokens)
             tokens = self.attention_norm(tokens + dropout(seen))
@@ -165,10 +166,15 @@ class Block(nn.Module):
         seen = attend(self.attention_norm(tokens))
         seen = self.attention_output_norm(seen)
         if self.config.parallel:
-            return tokens + dropout(seen) + dropout(feed_forward(self.feed_forward_norm(tokens)))  # type: ignore[no-any-return]
+            return tokens + dropout(seen) + dropout(feed_forward(self.feed_forward_norm(tokens)))
         tokens = tokens + dropout(seen)
         thought = feed_forward(self.feed_forward_norm(tokens))
-        return tokens + dropout(self.feed_forward_output_norm(thought))  # type: ignore[no-any-return]
+        return tokens + dropout(self.feed_forward_output_norm(thought))
+
+
+def _same(tokens: Tensor) -> Tensor:
+    """Return what is given: a dropout of 0, without the call of a module."""
+    return tokens
 
 
 def _require_built_here(config: BlockConfig) -> AttentionConfig:

@@ -17,6 +17,7 @@ from headwise.ops.obstacles import has_forward_derivatives, is_traced, is_watche
 MANY_ROWS = 256  # in multiples of which oneDNN is asked for more
 FEW_ROWS = 8  # up to which a product reads the matrix and does little else
 LEAST_NUMBERS = 2**18  # of a matrix, from which on its reading takes longer than to ask oneDNN or to share it out
+LEAST_SHARED = 2**16  # the same for one row on all threads
 LEAST_OUTPUTS = 1024  # of one row, from which on oneDNN reads faster than all threads by themselves
 
 
@@ -34,10 +35,13 @@ def linear(
 
 def find_faster_linear(tokens: Tensor, weight: Tensor, bias: Tensor | None = None) -> Linear | None:
     """Return the function that computes what `torch.nn.functional.linear` does in less time; None if there is none."""
-    if weight.numel() < LEAST_NUMBERS or not _is_as_measured(tokens, weight, bias):
+    num_numbers = weight.numel()
+    if num_numbers < LEAST_SHARED or not _is_as_measured(tokens, weight, bias):
         return None
     num_rows, num_threads = tokens.numel() // tokens.shape[-1], torch.get_num_threads()
-    if has_onednn() and (num_rows > 1 or weight.shape[0] >= LEAST_OUTPUTS):
+    if num_numbers < LEAST_NUMBERS and num_rows > 1:
+        return None
+    if num_numbers >= LEAST_NUMBERS and has_onednn() and (num_rows > 1 or weight.shape[0] >= LEAST_OUTPUTS):
         return _linear_by_onednn
     is_shared = num_rows <= FEW_ROWS and num_threads > 1 and weight.shape[0] % num_threads == 0
     return _linear_on_all_threads if is_shared else None
