@@ -30,7 +30,7 @@ def held_bytes(ledger):
 
 
 @pytest.mark.parametrize("name", CACHES)
-def test_a_cache_holds_the_memory_that_it_says_and_no_more(name, tmp_path):
+def test_a_cache_holds_the_memory_that_it_says_and_no_more(name):
     with headwise.track() as ledger:
         cache = CACHES[name]()
         cache.update(*heads(29))

@@ -178,6 +178,10 @@ def test_a_call_that_is_refused_leaves_the_cache_alone():
         with pytest.raises(UnsupportedError, match="do not return weights"):
             layer.attend(tokens, cache=cache, return_weights=True)
         assert cache.lengths == ()
+        with_dropout = headwise.MultiHeadAttention(12, 3, mask=headwise.Causal(), impl="decode", dropout_p=0.5).train()
+        with pytest.raises(UnsupportedError, match="has no dropout"):
+            with_dropout(tokens, cache=cache)
+        assert cache.lengths == ()
         torch.testing.assert_close(layer(tokens, cache=cache), layer(tokens), rtol=0, atol=1e-6)
 
 

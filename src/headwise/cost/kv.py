@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from headwise.config.attention import AttentionConfig
-from headwise.config.block import AnyAttention, BlockConfig
+from headwise.config.block import BlockConfig
 from headwise.config.checks import require_choice, require_size
 from headwise.config.dtypes import DTYPE_BYTES, require_dtype
 from headwise.config.latent import LatentAttentionConfig
@@ -168,11 +168,11 @@ def _parts(block: BlockConfig, seq: int, numbers: _Numbers) -> Iterator[_Part]:
         state = _STATE_NUMBER_BYTES * attention.num_value_heads * attention.key_head_dim * attention.value_head_dim
         yield _Part("linear", 0, 0, conv + state)
     elif isinstance(attention, LatentAttentionConfig):
-        yield _Part("latent", min(seq, _window(attention) or seq), numbers.bytes(attention.cached_dim, heads=2))
+        yield _Part("latent", min(seq, attention.mask.look_back or seq), numbers.bytes(attention.cached_dim, heads=2))
     elif attention.kv_layer is not None:
         yield _Part("shared", 0, 0)
     else:
-        window = _window(attention)
+        window = attention.mask.look_back
         tokens = min(seq, window or seq)
         yield _Part("full" if window is None else "window", tokens, _bytes_per_token(attention, numbers))
     if block.cross_attention is not None:
@@ -213,12 +213,3 @@ def _cache_dtype(config: ModelConfig, dtype: str | None) -> str:
 def _bytes_per_token(attention: AttentionConfig, numbers: _Numbers) -> int:
     heads = attention.num_kv_heads
     return numbers.bytes(heads * (attention.head_dim + attention.v_head_dim), heads=2 * heads)
-
-
-def _window(attention: AnyAttention) -> int | None:
-    """Return how many of the latest tokens the layer can look back on, itself included; None: all of them."""
-    distances = attention.mask.distances()
-    if distances is None or not distances.intervals:
-        return None
-    farthest = distances.intervals[-1][1]  # one past the largest distance that is allowed
-    return max(int(farthest), 1) if farthest != float("inf") else None

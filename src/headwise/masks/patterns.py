@@ -83,6 +83,15 @@ class Mask:
         return None if distances is None else GlobalAndLocal(0, distances)
 
     @property
+    def look_back(self) -> int | None:
+        """How many keys a query may look back on, itself included and at least; None where nothing bounds it."""
+        distances = self.distances()
+        if distances is None or not distances.intervals:
+            return None
+        farthest = distances.intervals[-1][1]  # one past the largest distance that is allowed
+        return None if farthest == INFINITY else max(1, int(farthest))
+
+    @property
     def looks_at_distance_alone(self) -> bool:
         """Whether `query_index - key_index` decides, whatever the set of allowed distances looks like."""
         return self.distances() is not None

@@ -1,6 +1,5 @@
 """What an attention layer asks a cache: where its tokens stand, what they attend to, and which indices that needs."""
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -112,8 +111,8 @@ def remember(
     """
     if isinstance(cache, CrossCache):
         raise ConfigError("a cache of a text's own tokens must be no CrossCache, which takes one text; got one")
-    window = window_of(mask)
-    if cache.window_size is not None and (window is None or window > cache.window_size):
+    look_back = mask.look_back
+    if cache.window_size is not None and (look_back is None or look_back > cache.window_size):
         raise ConfigError(
             f"a cache that drops old tokens must keep all that the mask shows; got {mask!r} beside one of the last "
             f"{cache.window_size} (give a layer with SlidingWindow(w) a RollingCache(w), any other a GrowingCache())"
@@ -153,15 +152,6 @@ def remember_source(
         raise ConfigError(f"a cache of another text's tokens must be a CrossCache(); got a {type(cache).__name__}")
     view = cache.view() if key is None or value is None else cache.update(key, value, real_tokens=real_tokens)
     return Remembered(view.keys, view.values, mask, key_index=view.key_index)
-
-
-def window_of(mask: Mask) -> int | None:
-    """Return how many keys a query may look back on, itself included; None where nothing bounds it."""
-    distances = mask.distances()
-    if distances is None or not distances.intervals:
-        return None
-    furthest = distances.intervals[-1][1]
-    return None if math.isinf(furthest) else max(1, int(furthest))
 
 
 def _sees_all(mask: Mask, reach: int) -> bool:

@@ -1,8 +1,9 @@
 """MultiHeadAttention: project to heads, attend in each, project back."""
 
+from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -257,12 +258,13 @@ class MultiHeadAttention(nn.Module):
         bias_positions = None if self.relative_bias is None else positions
         own_mask = self.config.mask if mask is None else self.config.mask & mask
         found = Remembered(k, v, own_mask, key_positions=bias_positions)
+        wishes: dict[str, Any] = {"softcap": self.config.softcap, "sink": self.sink, "return_weights": return_weights}
+        wishes |= {"return_logsumexp": return_logsumexp, "dropout_p": self.config.dropout_p if self.training else 0.0}
         if cache is not None and index is None:
             sources = (None, None) if has_source else (k, v)
             found = remember_source(cache, *sources, mask=own_mask, real_tokens=real_tokens)
         elif cache is not None and index is not None:
-            wishes = {"return_weights": return_weights, "return_logsumexp": return_logsumexp}
-            require_possible(self.impl, q, k, v, softcap=self.config.softcap, **wishes)
+            require_possible(self.impl, q, k, v, **wishes)
             found = remember(
                 cache,
                 k,
@@ -273,7 +275,7 @@ class MultiHeadAttention(nn.Module):
                 real_tokens=real_tokens,
                 reads_places=self.relative_bias is not None,
             )
-        attend = partial(
+        attend: Callable[..., AttentionOutput] = partial(
             attention,
             mask=found.mask,
             bias=self.relative_bias,
@@ -282,12 +284,8 @@ class MultiHeadAttention(nn.Module):
             query_positions=bias_positions,
             key_positions=found.key_positions,
             scale=None if self.config.scale == self.config.head_dim**-0.5 else self.config.scale,
-            softcap=self.config.softcap,
-            sink=self.sink,
-            dropout_p=self.config.dropout_p if self.training else 0.0,
-            return_weights=return_weights,
-            return_logsumexp=return_logsumexp,
             impl=self.impl,
+            **wishes,
         )
         if self.recomputes and torch.is_grad_enabled():
             result: AttentionOutput = checkpoint(attend, q, found.key, found.value, use_reentrant=False)

@@ -18,7 +18,6 @@ from headwise.config.model import ModelConfig
 from headwise.errors import ConfigError, UnsupportedError
 from headwise.masks.patterns import Mask
 from headwise.nn.block import Block
-from headwise.nn.cached import window_of
 from headwise.nn.checks import explain_device, explain_ids, require_ids, require_numbers
 from headwise.positions.absolute import LearnedPositions
 from headwise.positions.checks import require_positions
@@ -128,7 +127,7 @@ class Transformer(nn.Module):
         Args:
             spare: how many tokens can be taken back where a window is full (`RollingCache`).
         """
-        windows = [window_of(block.attention.mask) for block in self.config.blocks]
+        windows = [block.attention.mask.look_back for block in self.config.blocks]
         return ModelCache([GrowingCache() if one is None else RollingCache(one, spare=spare) for one in windows])
 
     def _layers_of(self, cache: ModelCache) -> tuple[KVCache, ...]:
