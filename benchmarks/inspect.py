@@ -16,10 +16,10 @@ from benchmarks.decode_cases import Check, Row, time_all
 from torch import Tensor
 
 from headwise.cost.running.peaks import record_peaks
-from headwise.inspection.capture import open_reader
+from headwise.inspection.capture.readers import open_reader
 from headwise.inspection.exact import weights_of_heads
-from headwise.inspection.kinds import TokenKinds
-from headwise.inspection.statistics import LayerSums
+from headwise.inspection.statistics.kinds import TokenKinds
+from headwise.inspection.statistics.sums import LayerSums
 from headwise.loading.module import load_sample
 
 OURS, MAPS, PLAIN, ONE_HEAD = "statistics, in blocks", "statistics of full maps", "a plain pass", "one head's weights"

@@ -29,8 +29,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
 
 from headwise.errors import ModelError, describe
-from headwise.inspection.capture import open_stacks
-from headwise.inspection.eager import FIELDS, EagerReader
+from headwise.inspection.capture.eager import FIELDS, EagerReader
+from headwise.inspection.capture.readers import open_stacks
 from headwise.integrations.transformers_attention import keep_implementation, use_eager_attention
 
 LIMIT_SECONDS = 30  # of a processor's work; ten times as long by the clock

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from headwise.api.bench_timing import time_in_turns
-from headwise.inspection.monitor import AttentionMonitor
+from headwise.inspection.monitoring.monitor import AttentionMonitor
 
 EVERY = 50
 TARGET = 0.03

@@ -65,21 +65,21 @@ if TYPE_CHECKING:
     from headwise.cost.workload import Lora as Lora
     from headwise.cost.workload import Workload as Workload
     from headwise.errors import HeadwiseError as HeadwiseError
-    from headwise.inspection.ablate import ablated as ablated
-    from headwise.inspection.ablation_losses import ablation_losses as ablation_losses
-    from headwise.inspection.ablation_losses import pruning_curve as pruning_curve
-    from headwise.inspection.adapters import register_adapter as register_adapter
-    from headwise.inspection.callbacks import AttentionLightningCallback as AttentionLightningCallback
-    from headwise.inspection.callbacks import AttentionTrainerCallback as AttentionTrainerCallback
-    from headwise.inspection.capture import open_reader as open_reader
-    from headwise.inspection.capture import open_stacks as open_stacks
+    from headwise.inspection.ablation.ablate import ablated as ablated
+    from headwise.inspection.ablation.importance import head_importance as head_importance
+    from headwise.inspection.ablation.losses import ablation_losses as ablation_losses
+    from headwise.inspection.ablation.losses import pruning_curve as pruning_curve
+    from headwise.inspection.ablation.pruned import pruned as pruned
+    from headwise.inspection.capture.adapters import register_adapter as register_adapter
+    from headwise.inspection.capture.readers import open_reader as open_reader
+    from headwise.inspection.capture.readers import open_stacks as open_stacks
     from headwise.inspection.detail import Detail as Detail
     from headwise.inspection.exact import read_weights as read_weights
-    from headwise.inspection.importance import head_importance as head_importance
-    from headwise.inspection.monitor import AttentionMonitor as AttentionMonitor
-    from headwise.inspection.probe import probe_roles as probe_roles
-    from headwise.inspection.pruned import pruned as pruned
+    from headwise.inspection.monitoring.callbacks import AttentionLightningCallback as AttentionLightningCallback
+    from headwise.inspection.monitoring.callbacks import AttentionTrainerCallback as AttentionTrainerCallback
+    from headwise.inspection.monitoring.monitor import AttentionMonitor as AttentionMonitor
     from headwise.inspection.relations import Relation as Relation
+    from headwise.inspection.roles.probe import probe_roles as probe_roles
     from headwise.inspection.rollout import attention_flow as attention_flow
     from headwise.inspection.rollout import attention_rollout as attention_rollout
     from headwise.integrations.transformers_cache import to_transformers_cache as to_transformers_cache
@@ -131,10 +131,10 @@ _MODULE_OF = {
     "ALiBi": "headwise.config.position",
     "ALiBiBias": "headwise.positions.bias",
     "AttentionConfig": "headwise.config.attention",
-    "AttentionLightningCallback": "headwise.inspection.callbacks",
-    "AttentionMonitor": "headwise.inspection.monitor",
+    "AttentionLightningCallback": "headwise.inspection.monitoring.callbacks",
+    "AttentionMonitor": "headwise.inspection.monitoring.monitor",
     "AttentionOutput": "headwise.ops.results",
-    "AttentionTrainerCallback": "headwise.inspection.callbacks",
+    "AttentionTrainerCallback": "headwise.inspection.monitoring.callbacks",
     "BigBird": "headwise.masks.bigbird",
     "Block": "headwise.nn.block",
     "BlockConfig": "headwise.config.model",
@@ -200,8 +200,8 @@ _MODULE_OF = {
     "Transformer": "headwise.nn.transformer",
     "Workload": "headwise.cost.workload",
     "YaRNScaling": "headwise.config.scaling",
-    "ablated": "headwise.inspection.ablate",
-    "ablation_losses": "headwise.inspection.ablation_losses",
+    "ablated": "headwise.inspection.ablation.ablate",
+    "ablation_losses": "headwise.inspection.ablation.losses",
     "attention": "headwise.ops.attention",
     "attention_flow": "headwise.inspection.rollout",
     "attention_rollout": "headwise.inspection.rollout",
@@ -218,7 +218,7 @@ _MODULE_OF = {
     "from_torch": "headwise.convert.torch_attention",
     "generate": "headwise.nn.generation",
     "grid_positions": "headwise.positions.grid",
-    "head_importance": "headwise.inspection.importance",
+    "head_importance": "headwise.inspection.ablation.importance",
     "inspect": "headwise.api.inspect",
     "language_model_from_huggingface": "headwise.convert.language_model",
     "latent_from_huggingface": "headwise.convert.latent",
@@ -228,17 +228,17 @@ _MODULE_OF = {
     "measure_training_step": "headwise.cost.running.measure",
     "merge_kv_heads": "headwise.convert.surgery",
     "oom": "headwise.api.oom",
-    "open_reader": "headwise.inspection.capture",
-    "open_stacks": "headwise.inspection.capture",
+    "open_reader": "headwise.inspection.capture.readers",
+    "open_stacks": "headwise.inspection.capture.readers",
     "predict_ledger": "headwise.cost.memory",
     "predict_step": "headwise.cost.memory",
     "preset": "headwise.config.presets",
-    "probe_roles": "headwise.inspection.probe",
+    "probe_roles": "headwise.inspection.roles.probe",
     "prune_heads": "headwise.convert.surgery",
-    "pruned": "headwise.inspection.pruned",
-    "pruning_curve": "headwise.inspection.ablation_losses",
+    "pruned": "headwise.inspection.ablation.pruned",
+    "pruning_curve": "headwise.inspection.ablation.losses",
     "read_weights": "headwise.inspection.exact",
-    "register_adapter": "headwise.inspection.adapters",
+    "register_adapter": "headwise.inspection.capture.adapters",
     "replay_ledger": "headwise.cost.allocator",
     "seq2seq_from_huggingface": "headwise.convert.seq2seq",
     "stream": "headwise.nn.generation",

@@ -7,9 +7,9 @@ from torch import nn
 from headwise.config.position import Rotary
 from headwise.convert.surgery import prune_heads
 from headwise.errors import ConfigError, ModelError
-from headwise.inspection.ablate import ablated
-from headwise.inspection.capture import open_stacks
-from headwise.inspection.chosen_heads import projections_of
+from headwise.inspection.ablation.ablate import ablated
+from headwise.inspection.ablation.chosen_heads import projections_of
+from headwise.inspection.capture.readers import open_stacks
 from headwise.masks.patterns import Causal
 from headwise.nn.latent import LatentAttention
 from headwise.nn.multihead import MultiHeadAttention

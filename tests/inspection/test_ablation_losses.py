@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from headwise.errors import ConfigError, ModelError
-from headwise.inspection.ablate import ablated
-from headwise.inspection.ablation_losses import ablation_losses, pruning_curve
-from headwise.inspection.ablation_results import CurvePoint, PruningCurve
-from headwise.inspection.importance import head_importance
+from headwise.inspection.ablation.ablate import ablated
+from headwise.inspection.ablation.importance import head_importance
+from headwise.inspection.ablation.losses import ablation_losses, pruning_curve
+from headwise.inspection.ablation.results import CurvePoint, PruningCurve
 from headwise.nn.multihead import MultiHeadAttention
 
 transformers = pytest.importorskip("transformers")

@@ -8,9 +8,9 @@ import transformers
 from torch import nn
 
 from headwise.errors import ModelError
-from headwise.inspection import adapters
-from headwise.inspection.adapters import register_adapter
-from headwise.inspection.capture import open_reader, open_stacks
+from headwise.inspection.capture import adapters
+from headwise.inspection.capture.adapters import register_adapter
+from headwise.inspection.capture.readers import open_reader, open_stacks
 from headwise.integrations.layer_weights import GivenWeights, ProjectedWeights
 
 BATCH, TOKENS, WIDTH, HEADS = 2, 7, 12, 3

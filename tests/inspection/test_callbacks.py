@@ -6,7 +6,7 @@ import transformers
 from torch import nn
 
 from headwise.errors import ConfigError, UnsupportedError
-from headwise.inspection.callbacks import AttentionLightningCallback, AttentionTrainerCallback
+from headwise.inspection.monitoring.callbacks import AttentionLightningCallback, AttentionTrainerCallback
 
 VOCAB = 53
 

@@ -4,9 +4,9 @@ import transformers
 from torch import nn
 
 from headwise.errors import ModelError
-from headwise.inspection.capture import open_reader, open_stacks
-from headwise.inspection.listening import listen
-from headwise.inspection.stacks import StackNames
+from headwise.inspection.capture.listening import listen
+from headwise.inspection.capture.readers import open_reader, open_stacks
+from headwise.inspection.capture.stacks import StackNames
 from headwise.masks.data import KeyPadding
 from headwise.masks.patterns import Causal
 from headwise.nn.multihead import MultiHeadAttention

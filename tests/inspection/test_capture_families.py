@@ -5,7 +5,7 @@ import torch
 from benchmarks.inspect_families import TOLERANCE, as_table, build, examine
 
 from headwise.errors import ModelError
-from headwise.inspection.capture import open_stacks
+from headwise.inspection.capture.readers import open_stacks
 from headwise.integrations.transformers_attention import keep_implementation, use_eager_attention
 
 # One row padded on the right and one on the left: a mask that is misread on either side shows.

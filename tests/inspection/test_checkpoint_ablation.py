@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from headwise.inspection.ablate import ablated
+from headwise.inspection.ablation.ablate import ablated
 from headwise.inspection.default_text import default_texts
 
 pytestmark = [

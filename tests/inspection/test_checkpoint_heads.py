@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from headwise.inspection.capture import open_reader
+from headwise.inspection.capture.readers import open_reader
 from headwise.inspection.default_text import default_texts
 from headwise.inspection.inspect import inspect_texts
 

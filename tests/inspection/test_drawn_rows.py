@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from headwise.inspection.drawn_rows import draw_rows
-from headwise.inspection.own_attention import observe_own_attention
+from headwise.inspection.capture.own_attention import observe_own_attention
+from headwise.inspection.monitoring.drawn_rows import draw_rows
 from headwise.integrations.layer_weights import GivenWeights, ProjectedWeights
 from headwise.masks.data import KeyPadding
 from headwise.masks.patterns import Causal

@@ -3,7 +3,7 @@ import torch
 import transformers
 
 from headwise.errors import ModelError, TextError
-from headwise.inspection.capture import open_reader
+from headwise.inspection.capture.readers import open_reader
 from headwise.inspection.exact import read_weights, weights_of_heads
 from headwise.integrations import layer_weights
 from headwise.masks.data import KeyPadding

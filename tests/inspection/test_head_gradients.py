@@ -3,7 +3,7 @@ import torch
 import transformers
 from torch import nn
 
-from headwise.inspection.head_gradients import find_head_slices, head_gradient_norms
+from headwise.inspection.monitoring.head_gradients import find_head_slices, head_gradient_norms
 from headwise.nn.multihead import MultiHeadAttention
 
 EMBED, HEADS, KV_HEADS, DIM = 14, 6, 3, 5

@@ -8,13 +8,13 @@ import torch
 import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from headwise.inspection import stable_rank
 from headwise.inspection.detail import Detail
 from headwise.inspection.inspect import inspect_inputs
-from headwise.inspection.kinds import TokenKinds
-from headwise.inspection.places import BLOCK_TOKENS, DIAGONAL_REACH
-from headwise.inspection.statistics import LayerSums
-from headwise.inspection.variability import FIRST_TOKENS
+from headwise.inspection.statistics import stable_rank
+from headwise.inspection.statistics.kinds import TokenKinds
+from headwise.inspection.statistics.places import BLOCK_TOKENS, DIAGONAL_REACH
+from headwise.inspection.statistics.sums import LayerSums
+from headwise.inspection.statistics.variability import FIRST_TOKENS
 from headwise.integrations import layer_weights
 from headwise.integrations.layer_weights import GivenWeights, ProjectedWeights
 

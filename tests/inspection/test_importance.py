@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from headwise.errors import ModelError
-from headwise.inspection.ablation_results import HeadImportance, Importance
-from headwise.inspection.importance import head_importance
+from headwise.inspection.ablation.importance import head_importance
+from headwise.inspection.ablation.results import HeadImportance, Importance
 from headwise.nn.multihead import MultiHeadAttention
 
 transformers = pytest.importorskip("transformers")

@@ -3,9 +3,9 @@ import struct
 import pytest
 import torch
 
-from headwise.inspection.counted import count_block
-from headwise.inspection.kinds import TokenKinds
 from headwise.inspection.maps import LayerMaps, LayerOverviews, LayerTopKeys
+from headwise.inspection.statistics.counted import count_block
+from headwise.inspection.statistics.kinds import TokenKinds
 from headwise.integrations import layer_weights
 from headwise.integrations.layer_weights import GivenWeights
 

@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from headwise.errors import ConfigError, UnsupportedError
 from headwise.inspection.inspect import inspect_inputs
-from headwise.inspection.monitor import AttentionMonitor
-from headwise.inspection.monitor_results import WEIGHT_EDGES
+from headwise.inspection.monitoring.monitor import AttentionMonitor
+from headwise.inspection.monitoring.results import WEIGHT_EDGES
 from headwise.integrations import told_mask
 from headwise.integrations.transformers_backend import register
 from headwise.masks.data import KeyPadding

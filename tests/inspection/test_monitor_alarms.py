@@ -3,8 +3,8 @@ import dataclasses
 import pytest
 import torch
 
-from headwise.inspection.monitor_alarms import find_alarms, is_collapsed
-from headwise.inspection.monitor_results import MonitoredHead
+from headwise.inspection.monitoring.alarms import find_alarms, is_collapsed
+from headwise.inspection.monitoring.results import MonitoredHead
 
 HEAD = MonitoredHead(
     stack="self",

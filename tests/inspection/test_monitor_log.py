@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from headwise.errors import ConfigError
-from headwise.inspection.monitor_log import open_log
-from headwise.inspection.monitor_results import WEIGHT_EDGES, MonitoredHead, MonitorSample
+from headwise.inspection.monitoring.log import open_log
+from headwise.inspection.monitoring.results import WEIGHT_EDGES, MonitoredHead, MonitorSample
 
 COUNTS = (0.0, 3.0, *(0.0,) * 9, 4.0, 1.0)
 

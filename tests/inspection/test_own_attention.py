@@ -11,8 +11,8 @@ from headwise.caches.slots import GrowingCache
 from headwise.config.attention import ALiBi, Rotary, T5Bias
 from headwise.convert.seq2seq import seq2seq_from_huggingface
 from headwise.errors import ModelError
-from headwise.inspection.capture import open_reader, open_stacks
-from headwise.inspection.own_attention import observe_own_attention
+from headwise.inspection.capture.own_attention import observe_own_attention
+from headwise.inspection.capture.readers import open_reader, open_stacks
 from headwise.integrations import layer_weights
 from headwise.masks.data import KeyPadding
 from headwise.masks.patterns import Causal, SlidingWindow

@@ -9,9 +9,9 @@ from torch import nn
 
 import headwise
 from headwise.errors import ModelError, TextError
-from headwise.inspection.probe import ROLES, probe_roles
-from headwise.inspection.role_texts import draw_repeats
-from headwise.inspection.untrained import untrained_twin
+from headwise.inspection.roles.probe import ROLES, probe_roles
+from headwise.inspection.roles.texts import draw_repeats
+from headwise.inspection.roles.untrained import untrained_twin
 from headwise.integrations import layer_weights
 
 WORDS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", *"abcdefghijklmnopqrstuvwxyz", ".", ","]

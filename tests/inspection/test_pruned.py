@@ -7,8 +7,8 @@ from torch import nn
 from headwise.config.position import Rotary
 from headwise.convert.language_model import language_model_from_huggingface
 from headwise.errors import ConfigError, UnsupportedError
-from headwise.inspection.ablate import ablated
-from headwise.inspection.pruned import pruned
+from headwise.inspection.ablation.ablate import ablated
+from headwise.inspection.ablation.pruned import pruned
 from headwise.masks.patterns import Causal
 from headwise.nn.multihead import MultiHeadAttention
 

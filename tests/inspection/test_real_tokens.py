@@ -3,7 +3,7 @@ import torch
 import transformers
 from torch import nn
 
-from headwise.inspection.real_tokens import readers_of, real_by_id, real_tokens_of
+from headwise.inspection.monitoring.real_tokens import readers_of, real_by_id, real_tokens_of
 
 IDS = torch.tensor([[5, 0, 6, 7, 0, 0], [0, 0, 5, 6, 0, 7], [5, 6, 7, 8, 9, 4]])
 REAL = [[1, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 1], [1] * 6]

@@ -2,10 +2,10 @@ import pytest
 import torch
 
 from headwise.errors import TextError
-from headwise.inspection.counted import count_block
-from headwise.inspection.kinds import TokenKinds
 from headwise.inspection.relations import Relation, RelationSums, require_tokens, to_scores
 from headwise.inspection.results import HeadRelation, Inspection, RelationScores
+from headwise.inspection.statistics.counted import count_block
+from headwise.inspection.statistics.kinds import TokenKinds
 from headwise.integrations import layer_weights
 from headwise.integrations.layer_weights import GivenWeights
 

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from headwise.inspection.default_text import default_texts
-from headwise.inspection.probe import probe_roles
+from headwise.inspection.roles.probe import probe_roles
 
 pytestmark = pytest.mark.checkpoint
 

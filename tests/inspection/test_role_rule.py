@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from headwise.inspection.role_rule import Score, holds, is_clearly_above
+from headwise.inspection.roles.rule import Score, holds, is_clearly_above
 
 LOW, UNKNOWN = Score(0.02, 1000), Score(None, 0)
 

@@ -5,9 +5,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from headwise.errors import ModelError
-from headwise.inspection.role_rule import holds
-from headwise.inspection.role_sums import RoleSums
-from headwise.inspection.role_texts import OFFSETS, RoleTexts, draw_repeats, offset_name
+from headwise.inspection.roles.rule import holds
+from headwise.inspection.roles.sums import RoleSums
+from headwise.inspection.roles.texts import OFFSETS, RoleTexts, draw_repeats, offset_name
 from headwise.integrations import layer_weights
 from headwise.integrations.layer_weights import GivenWeights, ProjectedWeights
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from headwise.inspection.role_texts import batches_of_windows, draw_repeats, is_punctuation
+from headwise.inspection.roles.texts import batches_of_windows, draw_repeats, is_punctuation
 from headwise.inspection.windows import Window
 
 

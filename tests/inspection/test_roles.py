@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from headwise.inspection.kinds import TokenKinds
-from headwise.inspection.roles import ROLE_NAMES, role_weights
-from headwise.inspection.statistics import LayerSums
+from headwise.inspection.roles.positional import ROLE_NAMES, role_weights
+from headwise.inspection.statistics.kinds import TokenKinds
+from headwise.inspection.statistics.sums import LayerSums
 from headwise.integrations.layer_weights import GivenWeights
 
 TOKENS = 11

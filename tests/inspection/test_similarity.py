@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from headwise.errors import TextError
-from headwise.inspection.kinds import TokenKinds
-from headwise.inspection.similarity import ModelDivergence
+from headwise.inspection.statistics.kinds import TokenKinds
+from headwise.inspection.statistics.similarity import ModelDivergence
 from headwise.integrations import layer_weights
 from headwise.integrations.layer_weights import GivenWeights
 

@@ -3,9 +3,9 @@ import math
 import pytest
 import torch
 
-from headwise.inspection.kinds import TokenKinds
-from headwise.inspection.roles import ROLE_NAMES
-from headwise.inspection.statistics import LayerSums
+from headwise.inspection.roles.positional import ROLE_NAMES
+from headwise.inspection.statistics.kinds import TokenKinds
+from headwise.inspection.statistics.sums import LayerSums
 from headwise.integrations import layer_weights
 from headwise.integrations.layer_weights import GivenWeights
 

@@ -5,7 +5,7 @@ from torch import nn
 
 import headwise
 from headwise.errors import ModelError
-from headwise.inspection.untrained import untrained_twin
+from headwise.inspection.roles.untrained import untrained_twin
 
 
 def llama(**settings):

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from headwise.errors import ConfigError
-from headwise.inspection.walkthrough import walk_through
-from headwise.inspection.walkthrough_variants import EXAMPLES, explain_example
+from headwise.inspection.walkthrough.compute import walk_through
+from headwise.inspection.walkthrough.variants import EXAMPLES, explain_example
 from headwise.masks.patterns import Causal
 
 
@@ -136,7 +136,7 @@ def test_the_result_is_plain_json():
 def test_a_walkthrough_needs_no_torch():
     code = """
 import sys
-from headwise.inspection.walkthrough_variants import explain_example
+from headwise.inspection.walkthrough.variants import explain_example
 explain_example().to_text()
 print("torch" in sys.modules)
 """

@@ -6,7 +6,7 @@ from torch import nn
 
 from headwise.config.vision import C3TRConfig
 from headwise.errors import ConfigError, UnsupportedError
-from headwise.inspection.capture import open_reader
+from headwise.inspection.capture.readers import open_reader
 from headwise.nn.c3tr import C3TR, PlainTransformerLayer, PlainTransformerStage
 from headwise.nn.multihead import MultiHeadAttention
 

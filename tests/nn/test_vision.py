@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from headwise.config.vision import PatchEncoderConfig
 from headwise.errors import ConfigError, UnsupportedError
-from headwise.inspection.capture import open_reader
+from headwise.inspection.capture.readers import open_reader
 from headwise.nn.c3tr import C3TR
 from headwise.nn.vision import PatchEncoder, TransformerStage, grid_sinusoids, to_map, to_tokens
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from headwise.inspection.walkthrough_variants import EXAMPLES, explain_example
+from headwise.inspection.walkthrough.variants import EXAMPLES, explain_example
 from headwise.report.explain_page import format_number, render_explanation
 
 

@@ -3,7 +3,7 @@
 import os
 
 from headwise.inspection.results import Walkthrough
-from headwise.inspection.walkthrough_variants import explain_example
+from headwise.inspection.walkthrough.variants import explain_example
 
 
 def explain(*, example: str = "two-tokens", out: str | os.PathLike[str] | None = None) -> Walkthrough:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from headwise.inspection.detail import Detail
-    from headwise.inspection.role_results import RoleProbe
+    from headwise.inspection.roles.results import RoleProbe
     from headwise.loading.module import LoadedModule
 
 LOADING, READING, PROBING, WRITING = "loading the model", "looking at the heads", "probing roles", "writing the page"
@@ -122,7 +122,7 @@ def inspect(
 
 
 def _probe(loaded: "LoadedModule", texts: Sequence[str] | None, window: int | None, steps: Steps) -> "RoleProbe":
-    from headwise.inspection.probe import probe_roles
+    from headwise.inspection.roles.probe import probe_roles
 
     if loaded.tokenizer is None:
         raise TextError(f"roles are probed with a tokenizer, and {loaded.name} comes without one; leave them out")

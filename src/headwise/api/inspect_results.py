@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headwise.inspection.results import Inspection
-from headwise.inspection.role_results import RoleProbe
+from headwise.inspection.roles.results import RoleProbe
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from headwise.errors import ModelError, TextError
-from headwise.inspection.capture import Reader, open_reader
-from headwise.inspection.kinds import told_padding
-from headwise.inspection.quiet_passes import Inputs
+from headwise.inspection.capture.quiet_passes import Inputs
+from headwise.inspection.capture.readers import Reader, open_reader
+from headwise.inspection.statistics.kinds import told_padding
 from headwise.integrations.layer_weights import GivenWeights, LayerWeights
 
 

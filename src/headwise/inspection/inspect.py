@@ -9,14 +9,14 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from headwise.errors import ModelError, TextError
-from headwise.inspection.capture import open_reader
+from headwise.inspection.capture.quiet_passes import Inputs
+from headwise.inspection.capture.readers import open_reader
+from headwise.inspection.capture.reading import Batch, Progress, read_batches
 from headwise.inspection.detail import NO_DETAIL, Detail
-from headwise.inspection.kinds import TokenKinds, told_padding
 from headwise.inspection.maps import MAX_MAP_TOKENS
-from headwise.inspection.quiet_passes import Inputs
-from headwise.inspection.reading import Batch, Progress, read_batches
 from headwise.inspection.relations import Relation, require_tokens
 from headwise.inspection.results import Inspection
+from headwise.inspection.statistics.kinds import TokenKinds, told_padding
 from headwise.inspection.windows import Window, cut_into_windows, model_length, require_window, turns_positions
 from headwise.integrations.layer_weights import LayerWeights
 from headwise.integrations.transformers_attention import is_transformers_model

@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
-from headwise.inspection.counted import CountedBlock
 from headwise.inspection.results import AttentionMap, TopKeys
+from headwise.inspection.statistics.counted import CountedBlock
 
 MAX_MAP_TOKENS = 512  # a map is a square of bytes: 256 KiB a head at this length
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from headwise.errors import TextError
-from headwise.inspection.counted import CountedBlock
 from headwise.inspection.results import HeadRelation, Inspection, RelationScores
+from headwise.inspection.statistics.counted import CountedBlock
 
 
 @dataclass(frozen=True, kw_only=True)

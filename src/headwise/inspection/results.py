@@ -302,6 +302,6 @@ class Walkthrough(Result):
 
     def to_text(self) -> str:
         """Return every step with its equation, shape and numbers, within 80 columns."""
-        from headwise.inspection.walkthrough_text import write_walkthrough
+        from headwise.inspection.walkthrough.text import write_walkthrough
 
         return write_walkthrough(self)

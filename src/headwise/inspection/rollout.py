@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from headwise.config.checks import require_choice, shown
 from headwise.errors import ConfigError, ModelError
-from headwise.inspection.capture import open_reader
-from headwise.inspection.quiet_passes import Inputs
+from headwise.inspection.capture.quiet_passes import Inputs
+from headwise.inspection.capture.readers import open_reader
 from headwise.integrations.layer_weights import LayerWeights
 
 COMBINATIONS = ("mean", "max", "min")

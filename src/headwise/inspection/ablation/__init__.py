@@ -1,0 +1,1 @@
+"""What heads are worth: taken out, and what the loss says."""

@@ -1,0 +1,1 @@
+"""Reading the attention of any model while it stays on its own path."""

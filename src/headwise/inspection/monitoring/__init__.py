@@ -1,0 +1,1 @@
+"""Heads watched while a model trains."""

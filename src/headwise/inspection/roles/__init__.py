@@ -1,0 +1,1 @@
+"""Roles of heads, held against nulls."""

@@ -1,0 +1,71 @@
+"""What counts of a block of weights, found once for all statistics of it."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from headwise.inspection.statistics.kinds import TokenKinds
+from headwise.integrations.layer_weights import WeightBlock
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CountedBlock:
+    """The weights of a block of queries that count: those of real queries on visible real keys, in float64.
+
+    Args:
+        start: index of the first query.
+        weights: (B, H, R, S), 0 where they do not count.
+        visible: which keys count for each query; a query that is padding has none.
+        num_visible: how many they are; 0 where the query does not count.
+        real: which tokens are no padding.
+        first_token: index of each text's first real token.
+        padding_mass: weight of each real query on padding, as the model itself weighs.
+        sees: which real queries the model lets see any token, padding included.
+        scores: what the softmax read; None where a layer gave its weights whole.
+    """
+
+    start: int
+    weights: Float[Tensor, "batch num_heads rows key_len"]
+    visible: Bool[Tensor, "batch mask_heads rows key_len"]
+    num_visible: Float[Tensor, "batch mask_heads rows"]
+    real: Bool[Tensor, "batch key_len"]
+    first_token: Int[Tensor, " batch"]
+    padding_mass: Float[Tensor, "batch num_heads rows"]
+    sees: Bool[Tensor, "batch mask_heads rows"]
+    scores: Float[Tensor, "batch num_heads rows key_len"] | None = None
+
+    @property
+    def rows(self) -> Int[Tensor, " rows"]:
+        """Return the indices of the queries."""
+        return torch.arange(self.start, self.start + self.weights.shape[2], device=self.weights.device)
+
+    @property
+    def keys(self) -> Int[Tensor, " key_len"]:
+        """Return the indices of the keys."""
+        return torch.arange(self.weights.shape[3], device=self.weights.device)
+
+
+def count_block(block: WeightBlock, kinds: TokenKinds) -> CountedBlock:
+    """Find what counts of a block; `kinds` stand on its device."""
+    stop = block.start + block.weights.shape[2]
+    is_query = kinds.real[:, None, block.start : stop]
+    visible = block.visible & kinds.real[:, None, None, :] & is_query.unsqueeze(-1)
+    weights = block.weights.double()
+    if kinds.real.all():
+        padding_mass = torch.zeros_like(weights[..., 0])
+    else:
+        on_padding = weights @ (~kinds.real).double()[:, None, :, None]
+        padding_mass = on_padding.squeeze(-1).where(is_query, 0.0)
+    return CountedBlock(
+        start=block.start,
+        weights=weights.masked_fill(~visible, 0.0),
+        visible=visible,
+        num_visible=visible.sum(dim=-1).double(),
+        real=kinds.real,
+        first_token=kinds.real.int().argmax(dim=-1),
+        padding_mass=padding_mass,
+        sees=block.visible.any(dim=-1) & is_query,
+        scores=block.scores,
+    )

@@ -1,0 +1,53 @@
+"""Where a head's weight lies: how far away, near the diagonal, inside a block, on the first token, on padding."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from headwise.inspection.statistics.counted import CountedBlock
+
+DIAGONAL_REACH = 2  # keys before and after a query's own index that are its diagonal
+BLOCK_TOKENS = 16  # tokens of a block, counted from the text's first token
+
+
+def places_of(block: CountedBlock) -> dict[str, Float[Tensor, "batch num_heads rows"]]:
+    """Return where each query's weight lies, 0 for queries that do not count.
+
+    `distance` = sum_j w_j |i - j|; `distance_spread` = standard deviation of |i - j| under the weights, divided by
+    their sum where a sink takes a part; `sink_mass` = weight on the first token; `diagonal_mass` = weight on keys with
+    |i - j| <= 2; `block_mass` = weight on keys of the query's own block of 16 tokens; `uniform_diagonal_mass` and
+    `uniform_block_mass` = what they would be for uniform weights; `padding_mass` = weight on padding.
+    """
+    weights = block.weights
+    distance = (block.rows[:, None] - block.keys).abs().double()
+    mean = (weights * distance).sum(dim=-1)
+    square = (weights * distance.square()).sum(dim=-1)
+    mass = weights.sum(dim=-1)
+    mass = mass + (mass == 0)  # a query that does not count
+    first = block.first_token[:, None]
+    own_block = first + (block.rows - first).div(BLOCK_TOKENS, rounding_mode="floor") * BLOCK_TOKENS
+    around = torch.arange(-DIAGONAL_REACH, DIAGONAL_REACH + 1, device=weights.device)
+    inside = torch.arange(BLOCK_TOKENS, device=weights.device)
+    diagonal = _mass_on(block, (block.rows[:, None] + around).unsqueeze(0))
+    blocks = _mass_on(block, own_block.unsqueeze(-1) + inside)
+    return {
+        "distance": mean,
+        "distance_spread": (square / mass - (mean / mass).square()).clamp(min=0).sqrt(),
+        "sink_mass": weights.gather(-1, first[:, None, :, None].expand(*weights.shape[:3], 1)).squeeze(-1),
+        "diagonal_mass": diagonal[0],
+        "uniform_diagonal_mass": diagonal[1],
+        "block_mass": blocks[0],
+        "uniform_block_mass": blocks[1],
+        "padding_mass": block.padding_mass,
+    }
+
+
+def _mass_on(block: CountedBlock, index: Int[Tensor, "text_rows rows num_keys"]) -> tuple[Tensor, Tensor]:
+    """Return each query's weight on a few keys, and the share of its visible keys that they are."""
+    batch, num_heads, _, key_len = block.weights.shape
+    exists = ((index >= 0) & (index < key_len))[:, None]
+    index = index.clamp(0, key_len - 1)[:, None]
+    weight = block.weights.gather(-1, index.expand(batch, num_heads, -1, -1)).where(exists, 0.0).sum(dim=-1)
+    visible = block.visible.gather(-1, index.expand(batch, block.visible.shape[1], -1, -1)) & exists
+    share = visible.sum(dim=-1) / block.num_visible.clamp(min=1)
+    return weight, share.expand(-1, num_heads, -1)
