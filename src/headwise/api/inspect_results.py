@@ -5,6 +5,23 @@ from typing import Any
 
 from headwise.inspection.results import Inspection
 from headwise.inspection.roles.results import RoleProbe
+from headwise.results import Result
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectedPart(Result):
+    """What was looked at beside the main part: another stack of layers, another text, another checkpoint.
+
+    Args:
+        name: what it is called where both are shown.
+        inspection: what its heads do.
+        comparable: whether its heads are those of the main part, on another text or of another checkpoint of the same
+            shape, so that differences of their statistics say something.
+    """
+
+    name: str
+    inspection: Inspection
+    comparable: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +33,8 @@ class InspectedModel(Inspection):
         source: where it came from.
         seconds: how long the answer took.
         page: the file that was written; None = none.
+        part: what the main part is called beside others; None where there are none.
+        others: what else was looked at.
         probe: the roles of heads, held against an untrained model and shuffled texts; None = not asked for.
     """
 
@@ -24,6 +43,8 @@ class InspectedModel(Inspection):
     seconds: float | None = None
     page: str | None = None
     probe: RoleProbe | None = None
+    part: str | None = None
+    others: tuple[InspectedPart, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result without its maps, which are for a page: a number for each pair of tokens and each head."""

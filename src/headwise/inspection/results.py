@@ -206,6 +206,23 @@ class RelationScores(Result):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PatchGrid(Result):
+    """Which tokens of a text are patches of an image, row by row from the top left.
+
+    Args:
+        rows, columns: patches down and across.
+        first: number of the first token that is a patch; those before and after all patches are no patches ([CLS],
+            registers).
+        picture: the image as a PNG.
+    """
+
+    rows: int
+    columns: int
+    first: int
+    picture: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
 class Inspection(Result):
     """What the heads of a model do on a text.
 
@@ -225,6 +242,11 @@ class Inspection(Result):
         overviews: whole maps of the shown text, down-sampled, one per layer and head; empty where none were asked for.
         top_keys: the heaviest keys of the shown text's queries, one per layer and head; empty as well.
         relations: one per relation that the caller has labelled.
+        stack: name of the stack of layers that was read, where the model has several.
+        key_tokens: the shown text's keys as words, where they are others than the queries (cross-attention); else None.
+        num_prompt_tokens: of the shown text, how many tokens were given; the model wrote the rest itself, each token
+            reading those before it. None: all were given.
+        patches: the image that the shown text's tokens are patches of; None: they are of none.
     """
 
     heads: tuple[HeadStatistics, ...]
@@ -242,6 +264,10 @@ class Inspection(Result):
     overviews: tuple[AttentionMap, ...] = ()
     top_keys: tuple[TopKeys, ...] = ()
     relations: tuple[RelationScores, ...] = ()
+    stack: str | None = None
+    key_tokens: tuple[str, ...] | None = None
+    num_prompt_tokens: int | None = None
+    patches: PatchGrid | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
