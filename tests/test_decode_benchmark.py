@@ -17,7 +17,7 @@ def benchmark(monkeypatch):
 
 
 def test_a_bound_is_kept_from_the_side_that_it_names(benchmark):
-    check = importlib.import_module("benchmarks.decode_cases").Check
+    check = importlib.import_module("benchmarks.contest").Check
     assert check("", 3.0, 3.0).holds and not check("", 2.9, 3.0).holds
     assert check("", 1.3, 1.3, at_least=False).holds and not check("", 1.4, 1.3, at_least=False).holds
     assert check("", 1.0).holds is None
