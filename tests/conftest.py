@@ -2,6 +2,7 @@
 
 import os
 
+import jaxtyping
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach the network
@@ -13,3 +14,11 @@ def one_thread():
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def without_type_checks():
+    """Let wrong types through to the code, as they come for users, whose calls nothing checks."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

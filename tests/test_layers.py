@@ -34,7 +34,8 @@ MAY_IMPORT = {
     "cost/running": {"errors", "results", "collector", "kernels", "masks", "config", "integrations"},
     "inspection": {"errors", "png", "results", "config", "masks", "ops", "nn", "integrations", "convert"},
     "checks": {"errors", "results", "masks", "ops", "caches", "integrations", "inspection"},
-    "experiments": {"errors", "results", "config", "masks", "nn", "cost", "inspection"},
+    # a rival with attention over its own states calls ops; a run's folder is written as a page is, whole or not at all
+    "experiments": {"errors", "files", "results", "config", "masks", "ops", "nn", "cost", "inspection"},
     "report": {
         "errors",
         "files",
@@ -47,6 +48,8 @@ MAY_IMPORT = {
         "api.bench_results",
         "api.fit_results",
         "api.inspect_results",
+        "inspection.roles.results",
+        "inspection.walkthrough.results",
         *(f"{part}.results" for part in ("cost", "inspection", "checks", "experiments", "api")),
         *(f"cost.{part}.results" for part in ("oom", "planning", "sharding")),
     },

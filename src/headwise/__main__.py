@@ -2,4 +2,5 @@
 
 from headwise.cli.main import start
 
-raise SystemExit(start())
+if __name__ == "__main__":
+    raise SystemExit(start())

@@ -6,6 +6,7 @@ HeadwiseError
 ├── ModelError        a MODEL that cannot be found, read or run
 ├── TextError         a text that cannot be read or holds nothing to look at
 ├── OutputError       a result that cannot be written where it was asked for
+├── TrainingError     a training whose gradients are no longer finite
 ├── UnsupportedError  an implementation asked for what it cannot do; the text names one that can
 └── MissingExtraError a package is not installed; the text is the pip line that brings it
 
@@ -35,6 +36,10 @@ class TextError(HeadwiseError):
 
 class OutputError(HeadwiseError):
     """A result cannot be written where it was asked for."""
+
+
+class TrainingError(HeadwiseError):
+    """A training went astray: its gradients are no longer finite."""
 
 
 class UnsupportedError(HeadwiseError):

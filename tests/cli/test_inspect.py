@@ -54,6 +54,17 @@ def test_costly_statistics_and_probed_roles_come_on_request(capsys):
     assert "roles are probed with a tokenizer" in capsys.readouterr().err
 
 
+def test_heads_are_compared_on_two_texts_and_with_another_checkpoint(capsys):
+    assert main(["inspect", "--text", "one.txt", "--against-text", "two.txt", "--map-tokens", "7"]) == 0
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    assert "against two.txt" in printed and "heads that differ most" in printed
+    assert main(["inspect", "mine.py:tiny", "--against", "mine.py:tiny", "--json"]) == 0
+    (part,) = json.loads(capsys.readouterr().out)["others"]
+    assert part["comparable"] and len(part["changes"]) == 3
+    assert {change["divergence"] for change in part["changes"]} != {0.0}  # each has random weights of its own
+
+
 def test_a_module_of_ones_own_is_read_on_random_input(capsys):
     assert main(["inspect", "mine.py:tiny", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
@@ -75,6 +86,15 @@ def test_a_module_of_ones_own_is_read_on_random_input(capsys):
         ("--out missing/heads.html", "cannot write"),
         ("--out one.txt.html/x.html", "cannot write"),
         ("mine.py:tiny --text one.txt", "a text needs a tokenizer"),
+        ("--generate 5", "BertModel cannot generate"),
+        ("--generate 0", "generate must be between 1"),
+        ("mine.py:tiny --generate 5", "generate goes with a text that a tokenizer reads"),
+        ("--text one.txt --target two.txt", "a target is what the decoder of an encoder-decoder reads"),
+        ("--target missing.txt", "missing.txt"),
+        ("--stack encoder", "stack must be one of BertModel's: 'self' (6 layers); got 'encoder'"),
+        ("--against mine.py:tiny", "heads are compared on the same text"),
+        ("--against bert-base", "heads are shown of a model with weights, and bert-base has none"),
+        ("--against-text two.txt --against mine.py:tiny", "on another text; got both"),
     ],
 )
 def test_a_bad_request_is_one_line(words, line, capsys):

@@ -23,10 +23,13 @@ def make_layer(side):
     return GivenWeights(weights=weights, visible=visible), real, weights[1][:, own][..., own]
 
 
+def kinds_of(real):
+    return TokenKinds(real, torch.zeros_like(real))
+
+
 def show(collector, layer, real):
-    kinds = TokenKinds(real, torch.zeros_like(real))
     for block in layer.blocks():
-        collector.add(count_block(block, kinds))
+        collector.add(count_block(block, kinds_of(real)))
     return collector
 
 
@@ -47,7 +50,7 @@ HALF_A_STEP = 0.00393
 
 def test_a_map_covers_the_first_tokens_of_its_text_one_by_one(shown):
     layer, real, expected = shown
-    maps = show(LayerMaps(5, row=1, real=real[1], max_tokens=11), layer, real).to_maps()
+    maps = show(LayerMaps(5, row=1, kinds=kinds_of(real), max_tokens=11), layer, real).to_maps()
     assert [(each.layer, each.head, each.num_queries, each.num_keys, each.tile) for each in maps] == [
         (5, head, 11, 11, 1) for head in range(HEADS)
     ]
@@ -57,7 +60,7 @@ def test_a_map_covers_the_first_tokens_of_its_text_one_by_one(shown):
 
 def test_an_overview_is_the_mean_over_the_queries_of_a_square_of_the_weight_on_its_keys(shown):
     layer, real, expected = shown
-    maps = show(LayerOverviews(5, HEADS, row=1, real=real[1], max_cells=7), layer, real).to_maps()
+    maps = show(LayerOverviews(5, HEADS, row=1, kinds=kinds_of(real), max_cells=7), layer, real).to_maps()
     for head, each in enumerate(maps):
         assert (each.tile, each.num_queries, each.num_keys) == (3, 7, 7)  # 6 squares of 3 tokens and one of the last
         for a in range(7):
@@ -69,13 +72,13 @@ def test_an_overview_is_the_mean_over_the_queries_of_a_square_of_the_weight_on_i
 
 def test_an_overview_of_a_short_text_is_its_map(shown):
     layer, real, _ = shown
-    overviews = show(LayerOverviews(5, HEADS, row=1, real=real[1], max_cells=LENGTH), layer, real).to_maps()
-    assert overviews == show(LayerMaps(5, row=1, real=real[1], max_tokens=LENGTH), layer, real).to_maps()
+    overviews = show(LayerOverviews(5, HEADS, row=1, kinds=kinds_of(real), max_cells=LENGTH), layer, real).to_maps()
+    assert overviews == show(LayerMaps(5, row=1, kinds=kinds_of(real), max_tokens=LENGTH), layer, real).to_maps()
 
 
 def test_top_keys_are_the_heaviest_of_each_query_exactly(shown):
     layer, real, expected = shown
-    found = show(LayerTopKeys(5, row=1, real=real[1], count=4), layer, real).to_top_keys()
+    found = show(LayerTopKeys(5, row=1, kinds=kinds_of(real), count=4), layer, real).to_top_keys()
     for head, each in enumerate(found):
         assert (each.layer, each.head, each.num_queries, each.num_keys) == (5, head, LENGTH, 4)
         for query in range(LENGTH):
@@ -90,7 +93,7 @@ def test_top_keys_are_the_heaviest_of_each_query_exactly(shown):
 
 def test_a_query_that_sees_fewer_keys_than_are_kept_has_fewer(shown):
     layer, real, _ = shown
-    each = show(LayerTopKeys(5, row=1, real=real[1], count=97), layer, real).to_top_keys()[0]
+    each = show(LayerTopKeys(5, row=1, kinds=kinds_of(real), count=97), layer, real).to_top_keys()[0]
     assert each.num_keys == LENGTH
     assert [len(each.of_query(query)) for query in range(LENGTH)] == list(range(1, LENGTH + 1))
     assert struct.unpack(f"<{LENGTH}i", each.keys[: 4 * LENGTH]) == (0, *[-1] * (LENGTH - 1))

@@ -32,7 +32,7 @@ def alarms(*, largest_product=10.0, dtype=torch.float16, **settings):
 
 @pytest.mark.parametrize(
     ("entropy", "sink_mass", "expected"),
-    [(0.005, 0.1, True), (0.02, 0.1, False), (0.005, 0.9, False), (float("nan"), 0.1, False)],
+    [(0.005, 0.1, True), (0.01, 0.1, False), (0.02, 0.1, False), (0.005, 0.9, False), (float("nan"), 0.1, False)],
 )
 def test_a_head_is_collapsed_if_each_query_reads_one_key_that_is_no_sink(entropy, sink_mass, expected):
     assert is_collapsed(entropy, sink_mass, below=0.01) is expected
@@ -82,3 +82,8 @@ def test_an_overflow_of_float16_advises_bfloat16():
 def test_weight_on_padding_is_told_from_a_thousandth():
     assert alarms(padding_mass=9e-4) == {}
     assert "put 0.25 of their weight on padding" in alarms(padding_mass=0.25)["attention to padding"].text
+
+
+def test_two_thousandths_of_the_weight_on_padding_are_too_much():
+    assert set(alarms(padding_mass=2e-3)) == {"attention to padding"}
+    assert not alarms(padding_mass=5e-4)

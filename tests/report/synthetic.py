@@ -2,11 +2,14 @@
 
 import math
 import random
+import struct
+from dataclasses import fields
 
+from headwise.api.inspect_results import InspectedModel, InspectedPart
 from headwise.api.results import FlopsSection, MemorySection, ModelSummary, ParametersSection, Report
 from headwise.cost.results import Device, FitVerdict, FlopCount, ParameterCount, StepMemory
 from headwise.cost.workload import Workload
-from headwise.inspection.results import AttentionMap, HeadStatistics, Inspection, Role
+from headwise.inspection.results import AttentionMap, HeadStatistics, Inspection, Role, TopKeys
 
 ROLES = ("previous token", "next token", "first token", "self", "separator")
 HOSTILE_TOKENS = (
@@ -43,7 +46,7 @@ PROSE = (
 PROSE_TOKENS = tuple(PROSE.split())
 
 
-def make_weights(num_tokens, layer, head, *, causal, seed=0):
+def make_weights(num_tokens, layer, head, *, causal, seed=0, num_keys=None):
     """Rows of weights: head 2 of layer 0 looks one back, head 1 at the first token, the others somewhere near."""
     rng = random.Random(f"{seed} {layer} {head}")
     width, sharp = rng.uniform(2, 40), rng.uniform(0.5, 4)
@@ -51,27 +54,60 @@ def make_weights(num_tokens, layer, head, *, causal, seed=0):
     rows = []
     for query in range(num_tokens):
         scores = []
-        for key in range(num_tokens):
+        for key in range(num_keys or num_tokens):
+            if causal and key > query:
+                scores.append(-math.inf)
+                continue
             score = -(((key - query - offset) / width) ** 2) + sharp * rng.gauss(0, 0.7) + sink * (key == 0)
             if (layer, head) == (0, 2):
                 score += 14 * (key == max(0, query - 1))
             if (layer, head) == (3 % max(1, layer + 1), 1):
                 score += 6 * (key == 0)
-            scores.append(-math.inf if causal and key > query else score)
+            scores.append(score)
         exponentials = [math.exp(score - max(scores)) for score in scores]
         rows.append([value / sum(exponentials) for value in exponentials])
     return rows
 
 
+def make_map(layer, head, rows, num_tokens=None):
+    """The map of the first tokens."""
+    kept = [row[:num_tokens] for row in rows[:num_tokens]]
+    weights = bytes(round(255 * math.sqrt(w)) for row in kept for w in row)
+    return AttentionMap(layer=layer, head=head, num_queries=len(kept), num_keys=len(kept[0]), weights=weights)
+
+
+def make_overview(layer, head, rows, tile):
+    """The map of the whole text in tiles: of keys together, the mean over queries."""
+    queries, keys = range(0, len(rows), tile), range(0, len(rows[0]), tile)
+    tiles = [[sum(map(sum, (row[k : k + tile] for row in rows[q : q + tile]))) for k in keys] for q in queries]
+    sizes = [min(tile, len(rows) - q) for q in queries]
+    weights = bytes(
+        min(255, round(255 * math.sqrt(w / size))) for row, size in zip(tiles, sizes, strict=True) for w in row
+    )
+    return AttentionMap(
+        layer=layer, head=head, num_queries=len(queries), num_keys=len(keys), weights=weights, tile=tile
+    )
+
+
+def make_top_keys(layer, head, rows, num_keys):
+    """The heaviest keys of each query; a key without weight is none."""
+    keys, weights = [], []
+    for row in rows:
+        heaviest = sorted((key for key, w in enumerate(row) if w > 0), key=lambda key: -row[key])[:num_keys]
+        keys += heaviest + [-1] * (num_keys - len(heaviest))
+        weights += [row[key] for key in heaviest] + [0.0] * (num_keys - len(heaviest))
+    packed = struct.pack(f"<{len(keys)}i", *keys), struct.pack(f"<{len(weights)}f", *weights)
+    return TopKeys(layer=layer, head=head, num_queries=len(rows), num_keys=num_keys, keys=packed[0], weights=packed[1])
+
+
 def make_head(layer, head, rows):
     """Statistics of one head, from its rows."""
-    length = len(rows)
     entropies = [-sum(w * math.log(w) for w in row if w > 0) for row in rows]
     roles = {
-        "previous token": [row[i - 1] for i, row in enumerate(rows) if i],
-        "next token": [row[i + 1] for i, row in enumerate(rows) if i + 1 < length],
+        "previous token": [row[i - 1] for i, row in enumerate(rows) if 0 < i <= len(row)],
+        "next token": [row[i + 1] for i, row in enumerate(rows) if i + 1 < len(row)],
         "first token": [row[0] for row in rows],
-        "self": [row[i] for i, row in enumerate(rows)],
+        "self": [row[i] for i, row in enumerate(rows) if i < len(row)],
         "separator": [row[-1] for row in rows],
     }
 
@@ -82,8 +118,8 @@ def make_head(layer, head, rows):
         layer=layer,
         head=head,
         entropy=mean(entropies),
-        normalized_entropy=mean([e / math.log(length) for e in entropies]) if length > 1 else math.nan,
-        sparsity=mean([sum(w < 0.1 / length for w in row) / length for row in rows]),
+        normalized_entropy=mean([e / math.log(len(rows[0])) for e in entropies]) if len(rows[0]) > 1 else math.nan,
+        sparsity=mean([sum(w < 0.1 / len(row) for w in row) / len(row) for row in rows]),
         distance=mean([sum(w * abs(q - k) for k, w in enumerate(row)) for q, row in enumerate(rows)]),
         sink_mass=mean([row[0] for row in rows]),
         max_weight=mean([max(row) for row in rows]),
@@ -93,17 +129,36 @@ def make_head(layer, head, rows):
     )
 
 
-def make_inspection(num_layers=2, num_heads=3, tokens=HOSTILE_TOKENS, *, with_maps=True, causal=False, notes=()):
-    """An inspection whose statistics belong to its maps."""
-    heads, maps = [], []
+def make_inspection(
+    num_layers=2,
+    num_heads=3,
+    tokens=HOSTILE_TOKENS,
+    *,
+    with_maps=True,
+    causal=False,
+    notes=(),
+    key_tokens=None,
+    map_tokens=None,
+    tile=None,
+    top_keys=0,
+    seed=0,
+    **more,
+):
+    """An inspection whose statistics belong to its maps.
+
+    `map_tokens` cuts the maps, `tile` adds overviews, `top_keys` the heaviest keys of each query; `more` are fields.
+    """
+    heads, maps, overviews, tops = [], [], [], []
     for layer in range(num_layers):
         for head in range(num_heads):
-            rows = make_weights(len(tokens), layer, head, causal=causal)
+            num_keys = None if key_tokens is None else len(key_tokens)
+            rows = make_weights(len(tokens), layer, head, causal=causal, seed=seed, num_keys=num_keys)
             heads.append(make_head(layer, head, rows))
-            weights = bytes(round(255 * math.sqrt(w)) for row in rows for w in row)
-            maps.append(
-                AttentionMap(layer=layer, head=head, num_queries=len(rows), num_keys=len(rows), weights=weights)
-            )
+            maps.append(make_map(layer, head, rows, map_tokens))
+            if tile:
+                overviews.append(make_overview(layer, head, rows, tile))
+            if top_keys:
+                tops.append(make_top_keys(layer, head, rows, top_keys))
     return Inspection(
         heads=tuple(heads),
         maps=tuple(maps) if with_maps else (),
@@ -114,7 +169,19 @@ def make_inspection(num_layers=2, num_heads=3, tokens=HOSTILE_TOKENS, *, with_ma
         window=126,
         is_causal=causal,
         notes=notes,
+        overviews=tuple(overviews),
+        top_keys=tuple(tops),
+        key_tokens=key_tokens,
+        **more,
     )
+
+
+def make_inspected(inspection=None, *others, model="a model", **more):
+    """An InspectedModel of an inspection; `others` are (name, inspection, comparable)."""
+    inspection = make_inspection() if inspection is None else inspection
+    known = {field.name: getattr(inspection, field.name) for field in fields(inspection)}
+    rest = tuple(InspectedPart(name=n, inspection=i, comparable=c) for n, i, c in others)
+    return InspectedModel(**known, model=model, source="a module in hand", others=rest, **more)
 
 
 def make_report(heads=None, *, name="all-MiniLM-L6-v2", **changes):

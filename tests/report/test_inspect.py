@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from headwise.api.inspect_results import InspectedModel
+from headwise.api.inspect_results import InspectedModel, InspectedPart
 from headwise.errors import OutputError
 from headwise.report.heads_picture import GAP, TILE, heads_png, heads_svg
 from headwise.report.inspect import inspection_text
@@ -70,6 +70,50 @@ def test_a_table_has_a_line_for_each_head_with_the_numbers_as_they_are(result):
         row = dict(zip(header, line, strict=True))
         assert float(row["entropy"]) == head.entropy and int(row["head"]) == head.head
         assert row["previous token"] == str(head.roles[0].score)
+
+
+def test_a_table_of_several_parts_names_the_part_of_each_head_first(result, synthetic):
+    other = synthetic.make_inspection(1, 1, ("a", "b"))
+    several = replace(result, part="main, text", others=(InspectedPart(name="b", inspection=other, comparable=False),))
+    header, *lines = csv.reader(io.StringIO(heads_csv(several)))
+    assert header[:3] == ["part", "layer", "head"]
+    assert [line[:3] for line in lines] == [
+        *(["main, text", str(head.layer), str(head.head)] for head in result.heads),
+        ["b", "0", "0"],
+    ]
+
+
+HOSTILE_NAMES = (
+    "</script><script>window.hacked=1</script>",
+    "<!--",
+    "]]>",
+    "'\"`${1}",
+    "{{ 7*7 }}{% raw %}",
+    "\u2028\u2029\u202e\u2066",
+    "\ud800",
+    "\x00\x1b",
+    "x" * 1_000_000,
+)
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+def test_names_tokens_and_keys_never_change_what_the_page_is_made_of(synthetic, elements_of, tmp_path, name):
+    def page_of(word):
+        main = synthetic.make_inspection(
+            1, 1, (word, word), key_tokens=(word,), stack=word, notes=(word,), num_prompt_tokens=1
+        )
+        other = synthetic.make_inspection(1, 1, (word,))
+        result = synthetic.make_inspected(main, (word, other, True), model=word, part=word)
+        return write_inspection(result, tmp_path / "page.html").read_text(encoding="utf-8")
+
+    page = page_of(name)
+    plain, hostile = elements_of(page_of("word")), elements_of(page)
+    assert [tag for tag, _ in hostile.tags] == [tag for tag, _ in plain.tags]
+    assert page.count("</script") == 2
+    data = json.loads(hostile.texts["script"][0])
+    shown = name if len(name) <= 200 else name[:200] + "… (1,000,000 characters)"
+    assert data["parts"][0]["tokens"] == [shown, shown] and data["parts"][0]["key_tokens"] == [shown]
+    assert data["parts"][1]["name"] == name
 
 
 def test_a_picture_shows_each_head_where_it_belongs(result):

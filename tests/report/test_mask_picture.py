@@ -9,8 +9,8 @@ from headwise.errors import OutputError
 from headwise.masks.patterns import Causal, SlidingWindow
 from headwise.masks.picture import CELL_PIXELS, find_cells
 from headwise.masks.tables import Explicit
+from headwise.png import PNG_START
 from headwise.report.mask_picture import GREYS, write_mask_picture
-from headwise.report.png import PNG_START
 
 
 def read_png(content):

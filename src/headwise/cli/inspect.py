@@ -18,6 +18,23 @@ def inspect(
     text: Annotated[
         list[Path] | None, typer.Option(help="UTF-8 text to read; may be given often [default: English prose]")
     ] = None,
+    target: Annotated[
+        list[Path] | None,
+        typer.Option(help="what a decoder reads beside its encoder's text; one for each text"),
+    ] = None,
+    generate: Annotated[
+        int | None, typer.Option(help="tokens that the model writes itself and that are shown, too")
+    ] = None,
+    image: Annotated[
+        Path | None, typer.Option(help="image that a vision model reads: .png; others need Pillow")
+    ] = None,
+    stack: Annotated[
+        str | None, typer.Option(help="stack of layers to show alone: encoder, decoder, cross [default: all]")
+    ] = None,
+    against: Annotated[str | None, typer.Option(help="another model of the same shape to compare heads with")] = None,
+    against_text: Annotated[
+        list[Path] | None, typer.Option(help="another UTF-8 text to compare heads on; may be given often")
+    ] = None,
     window: Annotated[int | None, typer.Option(help="tokens read at once [default: the model's length]")] = None,
     max_length: Annotated[
         int | None, typer.Option(help="tokens of each text [default: 32768; 128 of the default text]")
@@ -26,6 +43,9 @@ def inspect(
         int | None, typer.Option(help="tokens that maps cover; 0 = no maps [default: what keeps a page small]")
     ] = None,
     costly: Annotated[bool, typer.Option("--costly", help="also statistics that take several times as long")] = False,
+    relations: Annotated[
+        Path | None, typer.Option(help="JSON file of words that belong together: which heads follow them")
+    ] = None,
     roles: Annotated[
         bool, typer.Option("--roles", help="probe roles against an untrained model and shuffled texts")
     ] = False,
@@ -42,10 +62,17 @@ def inspect(
         result = inspect_model(
             model,
             text=text,
+            target=target,
+            generate=generate,
+            image=image,
+            stack=stack,
+            against=against,
+            against_text=against_text,
             window=window,
             max_length=max_length,
             map_tokens=map_tokens,
             costly=costly,
+            relations=relations,
             roles=roles,
             out=out,
             progress=progress,

@@ -1,6 +1,6 @@
 """What the heads of a model do: the doors from texts and from plain inputs to an Inspection."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,19 +9,19 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from headwise.errors import ModelError, TextError
-from headwise.inspection.capture.quiet_passes import Inputs
-from headwise.inspection.capture.readers import open_reader
-from headwise.inspection.capture.reading import Batch, Progress, read_batches
+from headwise.inspection.capture.quiet_passes import Inputs, count_texts
+from headwise.inspection.capture.readers import open_reader, open_stacks, require_stack
+from headwise.inspection.capture.reading import Batch, Progress, ShownTokens, read_batches, read_stacks
 from headwise.inspection.detail import NO_DETAIL, Detail
 from headwise.inspection.maps import MAX_MAP_TOKENS
-from headwise.inspection.relations import Relation, require_tokens
+from headwise.inspection.prepare import prepare_texts
+from headwise.inspection.relations import require_tokens
 from headwise.inspection.results import Inspection
+from headwise.inspection.stack_tokens import kinds_of, side_of, told_kinds
 from headwise.inspection.statistics.kinds import TokenKinds, told_padding
-from headwise.inspection.windows import Window, cut_into_windows, model_length, require_window, turns_positions
+from headwise.inspection.texts import TextReading, require_shown
 from headwise.integrations.layer_weights import LayerWeights
 from headwise.integrations.transformers_attention import is_transformers_model
-
-MANY_UNKNOWN = 0.1  # share of unknown tokens from which a text is foreign to the tokenizer
 
 
 def inspect_texts(
@@ -29,6 +29,9 @@ def inspect_texts(
     tokenizer: Any,
     texts: Sequence[str],
     *,
+    targets: Sequence[str] | None = None,
+    generate: int | None = None,
+    stack: str | None = None,
     max_length: int | None = None,
     window: int | None = None,
     show: int = 0,
@@ -37,14 +40,19 @@ def inspect_texts(
     progress: Progress | None = None,
     detail: Detail = NO_DETAIL,
 ) -> Inspection:
-    """Measure what every head of a Hugging Face model does on texts, averaged over all their tokens.
+    """Measure what every head of one stack of a Hugging Face model does on texts, averaged over all their tokens.
 
-    A text longer than the model reads at once is read in windows that follow one another without overlap.
+    A text longer than the model reads at once is read in windows that follow one another without overlap; the texts of
+    an encoder-decoder, each of which belongs to a target, are cut instead.
 
     Args:
-        model: a Hugging Face model of one stack of self-attention layers.
+        model: a Hugging Face model.
         tokenizer: its tokenizer.
         texts: what to read.
+        targets: of an encoder-decoder: what its decoder reads beside each text. Default: what it writes itself.
+        generate: tokens that the model writes itself, at most. A decoder continues the first text, which alone is read,
+            and what it has written is read with it; an encoder-decoder writes a target for each text (default 32).
+        stack: name of the stack of layers, as of `open_reader`. Default: the only one of self-attention.
         max_length: tokens of each text after which the rest is dropped, special tokens included. Default: nothing is.
         window: tokens per window, special tokens included. Default: the model's length.
         show: number of the text whose tokens and maps are returned, those of its first window.
@@ -54,86 +62,157 @@ def inspect_texts(
         detail: what is taken beside statistics that cost little; relations are of the first window of a text.
 
     Raises:
-        TextError: there is no text, one holds no token, `show` is none of them, or a window has no room for a token or
-            is longer than the model's length (of a model with rotary positions and no table of them any is read).
-        ModelError: it is no Hugging Face model, or its attention cannot be read.
+        TextError: there is no text, one holds no token, `show` is none of them, a window has no room for a token or
+            is longer than the model's length (of a model with rotary positions and no table of them any is read), or
+            targets or `generate` do not go with the model.
+        ModelError: it is no Hugging Face model, it has no such stack, it cannot generate, or its attention cannot be
+            read.
     """
-    if not is_transformers_model(model):
-        raise ModelError(
-            f"texts are read by a Hugging Face model and its tokenizer; {type(model).__name__} is none: "
-            "give its inputs to inspect_inputs"
-        )
-    longest = model_length(model, tokenizer)
-    if window is None:
-        window = longest
-    require_window(window, None if turns_positions(model) else longest)
-    windows, num_cut = cut_into_windows(tokenizer, texts, window=window, max_length=max_length)
-    _require_shown(show, len(texts))
-    shown = next(number for number, each in enumerate(windows) if each.text == show)
-    notes = []
-    if window is not None and longest is not None and window > longest:
-        notes.append(
-            f"Up to {window} tokens are read at once, more than the {longest} that the model is made for: its rotary "
-            "positions go on, but what it makes of such a text says little."
-        )
-    if num_cut:
-        notes.append(f"{num_cut} of {len(texts)} texts were cut at {max_length} tokens.")
-    if len(windows) > len(texts):
-        notes.append(f"Read in {len(windows)} windows of up to {window} tokens: statistics depend on the window.")
-    unknown_id = tokenizer.unk_token_id
-    num_tokens = sum(len(each.ids) for each in windows)
-    num_unknown = sum(each.ids.count(unknown_id) for each in windows) if unknown_id is not None else 0
-    if num_unknown > MANY_UNKNOWN * num_tokens:
-        notes.append(
-            f"{100 * num_unknown // num_tokens} % of the tokens are {tokenizer.unk_token}: the tokenizer does not know "
-            "this language, and what heads do on such a text says little about them."
-        )
-    pad_id = tokenizer.pad_token_id or 0  # any id will do: padding is masked and never counts
-    device = next(model.parameters()).device
-    batches = [
-        _pad(windows[start : start + batch_size], pad_id, device) for start in range(0, len(windows), batch_size)
-    ]
-    return read_batches(
-        open_reader(model, batches[0].inputs),
-        batches,
-        shown=shown,
-        tokens=windows[shown].labels,
-        max_map_tokens=max_map_tokens,
-        num_texts=len(texts),
-        notes=notes,
-        progress=progress,
-        detail=replace(detail, relations=_on_windows(detail.relations, windows)),
+    reading = prepare_texts(
+        model,
+        tokenizer,
+        texts,
+        targets=targets,
+        generate=generate,
+        max_length=max_length,
+        window=window,
+        show=show,
+        batch_size=batch_size,
     )
+    return inspect_reading(model, reading, stack=stack, max_map_tokens=max_map_tokens, progress=progress, detail=detail)
+
+
+def inspect_reading(
+    model: nn.Module,
+    reading: TextReading,
+    *,
+    stack: str | None = None,
+    max_map_tokens: int = MAX_MAP_TOKENS,
+    progress: Progress | None = None,
+    detail: Detail = NO_DETAIL,
+) -> Inspection:
+    """Measure one stack of a model on texts that `prepare_texts` has made; all else as of `inspect_texts`."""
+    if stack is not None:
+        return inspect_stacks(
+            model, reading, stack=stack, max_map_tokens=max_map_tokens, progress=progress, detail=detail
+        )[stack]
+    inspection = read_batches(
+        open_reader(model, reading.batches[0].inputs),
+        [Batch(batch.inputs, batch.source) for batch in reading.batches],
+        shown=reading.shown,
+        tokens=reading.tokens,
+        max_map_tokens=max_map_tokens,
+        num_texts=reading.num_texts,
+        notes=reading.notes,
+        progress=progress,
+        detail=replace(detail, relations=reading.relations(detail.relations)),
+    )
+    return _as_written(inspection, reading.num_prompt_tokens)
+
+
+def inspect_stacks(
+    model: nn.Module,
+    reading: TextReading,
+    *,
+    stack: str | None = None,
+    max_map_tokens: int = MAX_MAP_TOKENS,
+    progress: Progress | None = None,
+    detail: Detail = NO_DETAIL,
+) -> dict[str, Inspection]:
+    """Measure all stacks of a model in one pass over texts, or the one that `stack` names; arguments as above.
+
+    Returns:
+        What the heads of each stack do, by its name, in the order in which they run; cross-attention comes last.
+
+    Raises:
+        HeadwiseError: as of `inspect_texts`; there are relations, and a stack's keys are of another text.
+    """
+    reader = open_stacks(model, reading.batches[0].inputs)
+    names = [each.name for each in reader.stacks]
+    if stack is not None:
+        names = [require_stack(reader, stack, type(model).__name__).name]
+    sides = {name: side_of(name, reader.stacks) for name in names}
+    written = reading.target_tokens
+    tokens = {
+        name: ShownTokens(
+            tokens=reading.tokens if side == "source" or written is None else written,
+            key_tokens=reading.tokens if side == "cross" and written is not None else None,
+        )
+        for name, side in sides.items()
+    }
+    if detail.relations and any(each.key_tokens is not None for each in tokens.values()):
+        raise TextError("a relation is between tokens of one text; name a stack of self-attention, or leave it out")
+    found = read_stacks(
+        reader,
+        [
+            Batch(batch.inputs, {name: kinds_of(side, batch.source, batch.target) for name, side in sides.items()})
+            for batch in reading.batches
+        ],
+        tokens,
+        shown=reading.shown,
+        max_map_tokens=max_map_tokens,
+        num_texts=reading.num_texts,
+        notes=reading.notes,
+        progress=progress,
+        detail=replace(detail, relations=reading.relations(detail.relations)),
+    )
+    return {
+        name: each if written is not None and sides[name] == "source" else _as_written(each, reading.num_prompt_tokens)
+        for name, each in found.items()
+    }
 
 
 def inspect_inputs(
     module: nn.Module,
     inputs: Inputs,
     *,
+    stack: str | None = None,
     real_tokens: Bool[Tensor, "batch seq_len"] | None = None,
+    real_keys: Bool[Tensor, "batch key_len"] | None = None,
     tokens: Sequence[str] | None = None,
+    key_tokens: Sequence[str] | None = None,
     show: int = 0,
     max_map_tokens: int = MAX_MAP_TOKENS,
     notes: Sequence[str] = (),
     detail: Detail = NO_DETAIL,
 ) -> Inspection:
-    """Measure what every head of a module does in one forward pass on given inputs.
+    """Measure what every head of one stack of a module does in one forward pass on given inputs.
 
     Args:
         module: a module with `nn.MultiheadAttention`s or headwise's `MultiHeadAttention`s, or a Hugging Face model.
         inputs: keyword arguments of its forward pass as a mapping, or positional ones as a tuple.
-        real_tokens: (B, T) which tokens are no padding. Default: a Hugging Face model's `attention_mask`; else what the
-            first attention layer is told, for which the module runs once more.
+        stack: name of the stack of layers, as of `open_reader`. Default: the only one of self-attention.
+        real_tokens: (B, T) which tokens are no padding, of cross-attention those whose queries read. Default: the masks
+            of padding of a Hugging Face model; else what the first layer is told, for which the module runs once more.
+        real_keys: (B, S) of cross-attention: which tokens of the other text are no padding. Default: the same.
         tokens: the shown text's tokens as words. Default: their numbers from 0.
+        key_tokens: of cross-attention: the words of the other text. Default: numbers.
         show: number of the text whose tokens and maps are returned.
         max_map_tokens: tokens of the shown text that its maps cover (default 512); 0 = no maps.
         notes: what a reader of the result must know about the inputs.
         detail: what is taken beside statistics that cost little.
 
     Raises:
-        ModelError: the module's attention cannot be read, or its layers read texts of other sizes.
+        ModelError: the module's attention cannot be read, it has no such stack, or its layers read texts of other
+            sizes.
         TextError: a text is all padding, `show` is none of the texts, or the tokens do not match.
     """
+    if stack is not None:
+        return inspect_stacks_of_inputs(
+            module,
+            inputs,
+            stack=stack,
+            real_tokens=real_tokens,
+            real_keys=real_keys,
+            tokens={stack: tokens},
+            key_tokens=key_tokens,
+            show=show,
+            max_map_tokens=max_map_tokens,
+            notes=notes,
+            detail=detail,
+        )[stack]
+    if real_keys is not None or key_tokens is not None:
+        raise TextError("real_keys and key_tokens are of cross-attention: give the name of its stack, too")
     reader = open_reader(module, inputs)
     if real_tokens is None:
         real_tokens = told_padding(module, inputs)
@@ -148,61 +227,106 @@ def inspect_inputs(
 
         reader.read(inputs, look)
         real_tokens = found[0]
-    _require_shown(show, len(real_tokens))
+        if is_transformers_model(module) and len(real_tokens) != count_texts(inputs):
+            raise ModelError(
+                "every attention layer must read each text or image by itself and whole; the first of "
+                f"{type(module).__name__} reads {len(real_tokens)} pieces of {count_texts(inputs)}, as windows do"
+            )
+    require_shown(show, len(real_tokens))
     require_tokens(detail.relations, real_tokens.sum(dim=1).tolist())
-    labels = [str(number) for number in range(int(real_tokens[show].sum()))]
+    _require_real(real_tokens)
+    real_tokens = real_tokens.cpu()
     return read_batches(
         reader,
-        [Batch(inputs, _kinds(real_tokens, torch.zeros_like(real_tokens)))],
+        [Batch(inputs, TokenKinds(real_tokens, torch.zeros_like(real_tokens)))],
         shown=show,
-        tokens=_labels(tokens, labels),
+        tokens=_labels(tokens, real_tokens[show]),
         max_map_tokens=max_map_tokens,
         notes=notes,
         detail=detail,
     )
 
 
-def _on_windows(relations: Sequence[Relation], windows: Sequence[Window]) -> tuple[Relation, ...]:
-    """Return relations between tokens of texts as relations between tokens of the first window of each."""
-    first: dict[int, int] = {}
-    for number, window in enumerate(windows):
-        first.setdefault(window.text, number)
-    require_tokens(relations, [len(windows[number].ids) for number in first.values()])
-    return tuple(
-        replace(relation, pairs=tuple((first[text], start, end) for text, start, end in relation.pairs))
-        for relation in relations
+def inspect_stacks_of_inputs(
+    module: nn.Module,
+    inputs: Inputs,
+    *,
+    stack: str | None = None,
+    real_tokens: Bool[Tensor, "batch seq_len"] | None = None,
+    real_keys: Bool[Tensor, "batch key_len"] | None = None,
+    tokens: Mapping[str, Sequence[str] | None] | None = None,
+    key_tokens: Sequence[str] | None = None,
+    show: int = 0,
+    max_map_tokens: int = MAX_MAP_TOKENS,
+    notes: Sequence[str] = (),
+    detail: Detail = NO_DETAIL,
+) -> dict[str, Inspection]:
+    """Measure all stacks of a module in one forward pass, or the one that `stack` names.
+
+    Args:
+        tokens: words by the name of a stack.
+        module, inputs, stack, real_tokens, real_keys, key_tokens, show, max_map_tokens, notes, detail: as of
+            `inspect_inputs`.
+
+    Raises:
+        HeadwiseError: as of `inspect_inputs`; there are relations, and a stack's keys are of another text.
+    """
+    reader = open_stacks(module, inputs)
+    if stack is not None:
+        require_stack(reader, stack, type(module).__name__)
+    told = told_kinds(module, reader, inputs, real_tokens=real_tokens, real_keys=real_keys)
+    kinds = told if stack is None else {stack: told[stack]}
+    shown = {}
+    for name, each in kinds.items():
+        require_shown(show, len(each.real))
+        _require_real(each.real)
+        _require_real(each.keys)
+        if detail.relations and each.is_cross:
+            raise TextError("a relation is between tokens of one text; name a stack of self-attention, or leave it out")
+        require_tokens(detail.relations, each.real.sum(dim=1).tolist())
+        shown[name] = ShownTokens(
+            tokens=_labels(None if tokens is None else tokens.get(name), each.real[show]),
+            key_tokens=_labels(key_tokens, each.keys[show]) if each.is_cross else None,
+        )
+    return read_stacks(
+        reader,
+        [Batch(inputs, kinds)],
+        shown,
+        shown=show,
+        max_map_tokens=max_map_tokens,
+        notes=notes,
+        detail=detail,
     )
 
 
-def _pad(windows: Sequence[Window], pad_id: int, device: torch.device) -> Batch:
-    """Put windows under one another, padded on the right to the longest."""
-    shape = (len(windows), max(len(window.ids) for window in windows))
-    input_ids = torch.full(shape, pad_id)
-    real = torch.zeros(shape, dtype=torch.bool)
-    separators = torch.zeros(shape, dtype=torch.bool)
-    for row, window in enumerate(windows):
-        input_ids[row, : len(window.ids)] = torch.tensor(window.ids)
-        real[row, : len(window.ids)] = True
-        separators[row, : len(window.ids)] = torch.tensor(window.separators)
-    inputs = {"input_ids": input_ids.to(device), "attention_mask": real.long().to(device)}
-    return Batch(inputs, _kinds(real, separators))
+def _as_written(inspection: Inspection, num_prompt_tokens: int | None) -> Inspection:
+    """Say how many tokens of the shown text were given, and refuse what is not what the model weighed as it wrote.
 
-
-def _kinds(real: Tensor, separators: Tensor) -> TokenKinds:
-    for row, is_real in enumerate(real.any(dim=1).tolist()):
-        if not is_real:
-            raise TextError(f"a text must hold at least one token; text {row + 1} of {len(real)} is all padding")
-    return TokenKinds(real.cpu(), separators.cpu())
-
-
-def _labels(tokens: Sequence[str] | None, default: list[str]) -> Sequence[str]:
-    if tokens is not None and len(tokens) != len(default):
-        raise TextError(
-            f"tokens must hold a word for each of the {len(default)} tokens that are shown; got {len(tokens)}"
+    Raises:
+        ModelError: a query sees later keys, which were not there when it was written.
+    """
+    if num_prompt_tokens is None:
+        return inspection
+    if not inspection.is_causal and inspection.key_tokens is None:
+        raise ModelError(
+            "what a model weighs as it writes is shown where queries see earlier keys alone; here one sees a later "
+            "key: leave generate out"
         )
-    return default if tokens is None else tokens
+    return replace(inspection, num_prompt_tokens=num_prompt_tokens)
 
 
-def _require_shown(show: int, num_texts: int) -> None:
-    if not 0 <= show < num_texts:
-        raise TextError(f"show must be the number of a text, from 0 to {num_texts - 1}; got {show}")
+def _require_real(real_tokens: Tensor) -> None:
+    for row, is_real in enumerate(real_tokens.any(dim=1).tolist()):
+        if not is_real:
+            raise TextError(f"a text must hold at least one token; text {row + 1} of {len(real_tokens)} is all padding")
+
+
+def _labels(tokens: Sequence[str] | None, real: Tensor) -> Sequence[str]:
+    num_tokens = int(real.sum())
+    if tokens is None:
+        return [str(number) for number in range(num_tokens)]
+    if len(tokens) != num_tokens:
+        raise TextError(
+            f"tokens must hold a word for each of the {num_tokens} tokens that are shown; got {len(tokens)}"
+        )
+    return tokens

@@ -1,11 +1,14 @@
 """Attention maps of one text as bytes, small enough to keep for every head, and the exact largest weights beside."""
 
+from dataclasses import dataclass, replace
+
 import torch
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from headwise.inspection.results import AttentionMap, TopKeys
 from headwise.inspection.statistics.counted import CountedBlock
+from headwise.inspection.statistics.kinds import TokenKinds
 
 MAX_MAP_TOKENS = 512  # a map is a square of bytes: 256 KiB a head at this length
 
@@ -16,26 +19,28 @@ class LayerMaps:
     Args:
         number: number of the layer.
         row: which text of the batch.
-        real: which of its tokens are no padding.
-        max_tokens: how many of them a map covers at most.
+        kinds: which tokens of the batch are no padding.
+        max_tokens: how many of them a map covers at most, of queries and of keys.
     """
 
-    def __init__(self, number: int, *, row: int, real: Bool[Tensor, " seq_len"], max_tokens: int):
+    def __init__(self, number: int, *, row: int, kinds: TokenKinds, max_tokens: int):
         self.number = number
-        self.row = row
-        self.own = real.nonzero().flatten()[:max_tokens]
+        self.text = _Text.of(row, kinds).first(max_tokens)
         self.blocks: list[UInt8[Tensor, "num_heads rows keys"]] = []
 
     def add(self, block: CountedBlock) -> None:
         """Add the queries of a block."""
-        self.blocks.append(weights_to_bytes(_own_weights(block, self.row, self.own)))
+        self.blocks.append(weights_to_bytes(self.text.weights(block)))
 
     def to_maps(self) -> tuple[AttentionMap, ...]:
         """Return the map of every head."""
-        size = len(self.own)
         return tuple(
             AttentionMap(
-                layer=self.number, head=head, num_queries=size, num_keys=size, weights=square.numpy().tobytes()
+                layer=self.number,
+                head=head,
+                num_queries=len(self.text.queries),
+                num_keys=len(self.text.keys),
+                weights=square.numpy().tobytes(),
             )
             for head, square in enumerate(torch.cat(self.blocks, dim=1))
         )
@@ -52,38 +57,38 @@ class LayerOverviews:
         number: number of the layer.
         num_heads: its heads.
         row: which text of the batch.
-        real: which of its tokens are no padding.
-        max_cells: how many cells a map's side has at most.
+        kinds: which tokens of the batch are no padding.
+        max_cells: how many cells a map's longer side has at most.
     """
 
-    def __init__(self, number: int, num_heads: int, *, row: int, real: Bool[Tensor, " seq_len"], max_cells: int):
+    def __init__(self, number: int, num_heads: int, *, row: int, kinds: TokenKinds, max_cells: int):
         self.number = number
-        self.row = row
-        self.own = real.nonzero().flatten()
-        self.tile = -(-len(self.own) // max_cells)
-        self.num_cells = -(-len(self.own) // self.tile)
-        self.sums = torch.zeros(num_heads, self.num_cells, self.num_cells)
+        self.text = _Text.of(row, kinds)
+        num_queries, num_keys = len(self.text.queries), len(self.text.keys)
+        self.tile = -(-max(num_queries, num_keys) // max_cells)
+        self.num_rows, self.num_columns = -(-num_queries // self.tile), -(-num_keys // self.tile)
+        self.sums = torch.zeros(num_heads, self.num_rows, self.num_columns)
 
     def add(self, block: CountedBlock) -> None:
         """Add the queries of a block."""
-        weights = _own_weights(block, self.row, self.own)
+        weights = self.text.weights(block)
         num_heads, num_rows, num_keys = weights.shape
-        weights = torch.nn.functional.pad(weights, (0, self.num_cells * self.tile - num_keys))
-        over_keys = weights.view(num_heads, num_rows, self.num_cells, self.tile).sum(dim=-1).float().cpu()
-        places = torch.arange(len(self.own))[_queries_of(block, self.own)]
+        weights = torch.nn.functional.pad(weights, (0, self.num_columns * self.tile - num_keys))
+        over_keys = weights.view(num_heads, num_rows, self.num_columns, self.tile).sum(dim=-1).float().cpu()
+        places = torch.arange(len(self.text.queries))[self.text.queries_of(block)]
         self.sums.index_add_(1, places // self.tile, over_keys)
 
     def to_maps(self) -> tuple[AttentionMap, ...]:
         """Return the map of every head."""
-        num_queries = torch.full((self.num_cells,), self.tile)
-        num_queries[-1] = len(self.own) - self.tile * (self.num_cells - 1)
+        num_queries = torch.full((self.num_rows,), self.tile)
+        num_queries[-1] = len(self.text.queries) - self.tile * (self.num_rows - 1)
         cells = weights_to_bytes(self.sums / num_queries.view(1, -1, 1))
         return tuple(
             AttentionMap(
                 layer=self.number,
                 head=head,
-                num_queries=self.num_cells,
-                num_keys=self.num_cells,
+                num_queries=self.num_rows,
+                num_keys=self.num_columns,
                 weights=square.numpy().tobytes(),
                 tile=self.tile,
             )
@@ -97,21 +102,20 @@ class LayerTopKeys:
     Args:
         number: number of the layer.
         row: which text of the batch.
-        real: which of its tokens are no padding.
+        kinds: which tokens of the batch are no padding.
         count: keys of each query, fewer in a text that has fewer.
     """
 
-    def __init__(self, number: int, *, row: int, real: Bool[Tensor, " seq_len"], count: int):
+    def __init__(self, number: int, *, row: int, kinds: TokenKinds, count: int):
         self.number = number
-        self.row = row
-        self.own = real.nonzero().flatten()
-        self.count = min(count, len(self.own))
+        self.text = _Text.of(row, kinds)
+        self.count = min(count, len(self.text.keys))
         self.keys: list[Tensor] = []
         self.weights: list[Tensor] = []
 
     def add(self, block: CountedBlock) -> None:
         """Add the queries of a block."""
-        largest = _own_weights(block, self.row, self.own).topk(self.count, dim=-1)
+        largest = self.text.weights(block).topk(self.count, dim=-1)
         self.weights.append(largest.values.float().cpu())
         # a key without weight is none of them: a query may see fewer keys than are asked for
         self.keys.append(largest.indices.where(largest.values > 0, -1).int().cpu())
@@ -123,7 +127,7 @@ class LayerTopKeys:
             TopKeys(
                 layer=self.number,
                 head=head,
-                num_queries=len(self.own),
+                num_queries=len(self.text.queries),
                 num_keys=self.count,
                 keys=keys[head].numpy().astype("<i4").tobytes(),
                 weights=weights[head].numpy().astype("<f4").tobytes(),
@@ -137,13 +141,27 @@ def weights_to_bytes(weights: Float[Tensor, "*shape"]) -> UInt8[Tensor, "*shape"
     return (weights.clamp(0, 1).sqrt() * 255).round().to("cpu", torch.uint8)
 
 
-def _queries_of(block: CountedBlock, own: Tensor) -> Tensor:
-    """Tell which of a text's tokens are queries of the block."""
-    return (own >= block.start) & (own < block.start + block.weights.shape[2])
+@dataclass(frozen=True, eq=False)
+class _Text:
+    """One text of a batch: which queries and keys are its own."""
 
+    row: int
+    queries: Int[Tensor, " num_queries"]
+    keys: Int[Tensor, " num_keys"]
 
-def _own_weights(block: CountedBlock, row: int, own: Tensor) -> Float[Tensor, "num_heads rows keys"]:
-    """Return the weights of those of a text's tokens that are queries of the block, on those tokens."""
-    device = block.weights.device
-    queries = own[_queries_of(block, own)] - block.start
-    return block.weights[row].index_select(1, queries.to(device)).index_select(2, own.to(device))
+    @classmethod
+    def of(cls, row: int, kinds: TokenKinds) -> "_Text":
+        return cls(row, kinds.real[row].nonzero().flatten().cpu(), kinds.keys[row].nonzero().flatten().cpu())
+
+    def first(self, count: int) -> "_Text":
+        return replace(self, queries=self.queries[:count], keys=self.keys[:count])
+
+    def queries_of(self, block: CountedBlock) -> Bool[Tensor, " num_queries"]:
+        """Tell which of the queries are in the block."""
+        return (self.queries >= block.start) & (self.queries < block.start + block.weights.shape[2])
+
+    def weights(self, block: CountedBlock) -> Float[Tensor, "num_heads rows num_keys"]:
+        """Return the weights of those queries that are in the block, on the keys."""
+        device = block.weights.device
+        queries = self.queries[self.queries_of(block)] - block.start
+        return block.weights[self.row].index_select(1, queries.to(device)).index_select(2, self.keys.to(device))

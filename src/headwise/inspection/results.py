@@ -32,12 +32,15 @@ class HeadStatistics(Result):
         entropy: of a query's weights, in nats.
         normalized_entropy: entropy / log(visible keys), over queries that see two keys or more; 0: one key, 1: uniform.
         sparsity: share of the visible keys that hold less than a tenth of the uniform weight 1 / (visible keys).
-        distance: mean |query index - key index|, weighted by attention, in tokens.
+        distance: mean |query index - key index|, weighted by attention, in tokens. None, as all that is measured along
+            a text, where the keys are of another one (cross-attention).
         sink_mass: mean weight on the first token.
         max_weight: mean of the largest weight of a query.
         roles: score of every positional role.
         num_effective_keys: exp(entropy): how many keys, alike in weight, would have this entropy.
         num_keys_for_90_percent: least number of keys that hold 90 % of a query's weight. Costly: None by default.
+        patch_distance: mean Euclidean distance on the grid of an image, in patches, from a query's patch to those that
+            it reads, weighted by attention on patches alone; None where tokens are no patches.
         distance_spread: standard deviation of |query index - key index| under a query's weights, in tokens.
         variability: sum_x sum_ij |w_ij(x) - mean_ij| / (2 sum_x sum_ij w_ij(x)) over the first 10 tokens of the first
             100 texts x that have them; 0: the same map for all texts; None for fewer than two such texts.
@@ -64,7 +67,7 @@ class HeadStatistics(Result):
     entropy: float
     normalized_entropy: float
     sparsity: float
-    distance: float
+    distance: float | None
     sink_mass: float
     max_weight: float
     roles: tuple[Role, ...]
@@ -83,6 +86,7 @@ class HeadStatistics(Result):
     stable_rank: float | None = None
     num_nan_queries: int | None = None
     num_empty_queries: int | None = None
+    patch_distance: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

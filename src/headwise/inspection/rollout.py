@@ -1,8 +1,7 @@
 """Attention through all layers at once: rollout, which multiplies them, and flow, which asks what they let through."""
 
 from collections.abc import Iterator, Sequence
-from importlib import import_module
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -73,7 +72,7 @@ def attention_flow(
     after layer l to key j before it, with capacity `A_l[i, j]` as of `attention_rollout`. The flow of (i, j) is the
     maximum flow from token i after the last layer to token j before the first.
 
-    For short texts: every pair is a maximum-flow problem of its own (by networkx, which torch brings).
+    For short texts: every pair is a maximum-flow problem of its own (by networkx).
 
     Args:
         model, inputs, heads, stack: as of `attention_rollout`; at most 64 tokens.
@@ -83,14 +82,14 @@ def attention_flow(
         (B, queries, T), float64.
 
     Raises:
-        ModelError: as of `attention_rollout`.
+        ModelError: as of `attention_rollout`; weights that are NaN.
         ConfigError: another word for `heads`; a longer text; queries that do not exist.
 
     Source: Abnar and Zuidema 2020, section 3.
     """
     layers: list[Tensor] = []
 
-    def keep(_: int, layer: LayerWeights) -> None:
+    def keep(number: int, layer: LayerWeights) -> None:
         seq_len = layer.shape[2]
         if seq_len > MAX_FLOW_TOKENS:
             raise ConfigError(
@@ -98,6 +97,8 @@ def attention_flow(
                 f"got {seq_len}: attention_rollout takes any length"
             )
         layers.append(torch.cat(list(_mixed_blocks(layer, heads)), dim=1))
+        if not layers[-1].isfinite().all():
+            raise ModelError(f"weights must be numbers for a flow; those of layer {number} of the model hold NaN")
 
     require_choice("heads", heads, COMBINATIONS)
     open_reader(model, inputs, stack=stack).read(inputs, keep)
@@ -138,9 +139,10 @@ def _flows(text: list[list[list[float]]], tops: Sequence[int]) -> list[list[floa
         text: capacities of a text's layers, (L, T, T).
         tops: tokens after the last layer.
     """
-    # torch itself requires networkx; it has no types
-    flow: Any = import_module("networkx.algorithms.flow")
-    graph = import_module("networkx").DiGraph()
+    import networkx as nx
+    from networkx.algorithms import flow
+
+    graph = nx.DiGraph()
     seq_len = len(text[0])
     for layer, rows in enumerate(text):
         for query, row in enumerate(rows):

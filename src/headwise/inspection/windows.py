@@ -54,7 +54,13 @@ def require_window(window: int | None, longest: int | None) -> None:
 
 
 def cut_into_windows(
-    tokenizer: Any, texts: Sequence[str], *, window: int | None, max_length: int | None
+    tokenizer: Any,
+    texts: Sequence[str],
+    *,
+    window: int | None,
+    max_length: int | None,
+    is_open: bool = False,
+    as_target: bool = False,
 ) -> tuple[list[Window], int]:
     """Tokenize texts and cut each into windows that follow one another without overlap.
 
@@ -63,6 +69,8 @@ def cut_into_windows(
         texts: what to read.
         window: tokens per window, special tokens included; None = no limit.
         max_length: tokens of each text after which the rest is dropped, special tokens included; None = all.
+        is_open: whether to leave out the special tokens after a text, for a model that goes on from it.
+        as_target: whether to read with the tokenizer's other language, that of what a model writes, where it has one.
 
     Returns:
         The windows, text by text, and how many texts were cut short by `max_length`.
@@ -72,13 +80,15 @@ def cut_into_windows(
     """
     if isinstance(texts, str) or not texts:
         raise TextError(f"texts must be a sequence of at least one text; got {texts!r:.60}")
-    tokenized = [_tokenize(tokenizer, text) for text in texts]
+    tokenized = [_tokenize(tokenizer, text, as_target) for text in texts]
     for number, tokens in enumerate(tokenized):
         if not tokens:
             raise TextError(
                 f"a text must hold at least one token; text {number + 1} of {len(texts)} is {texts[number]!r:.60}"
             )
-    frame = _find_frame(tokenizer, texts[0], tokenized[0])
+    frame = _find_frame(tokenizer, texts[0], tokenized[0], as_target)
+    if is_open:
+        frame = frame._replace(after=())
     num_special = len(frame.before) + len(frame.after)
     for name, size in (("window", window), ("max_length", max_length)):
         if size is not None and size <= num_special:
@@ -116,10 +126,15 @@ class _Frame(NamedTuple):
     after: tuple[_Token, ...]
 
 
-def _tokenize(tokenizer: Any, text: str) -> list[_Token]:
+def _encode(tokenizer: Any, text: str, as_target: bool, **keywords: Any) -> Any:
+    given = {"text_target": text} if as_target else {"text": text}
+    return tokenizer(**given, truncation=False, verbose=False, **keywords)
+
+
+def _tokenize(tokenizer: Any, text: str, as_target: bool) -> list[_Token]:
     """Return a text's own tokens, without those that frame it."""
-    encoded = tokenizer(
-        text, add_special_tokens=False, truncation=False, verbose=False, return_offsets_mapping=bool(tokenizer.is_fast)
+    encoded = _encode(
+        tokenizer, text, as_target, add_special_tokens=False, return_offsets_mapping=bool(tokenizer.is_fast)
     )
     ids = encoded["input_ids"]
     if tokenizer.is_fast:
@@ -129,9 +144,9 @@ def _tokenize(tokenizer: Any, text: str) -> list[_Token]:
     return [_Token(token_id, label) for token_id, label in zip(ids, labels, strict=True)]
 
 
-def _find_frame(tokenizer: Any, text: str, tokens: Sequence[_Token]) -> _Frame:
+def _find_frame(tokenizer: Any, text: str, tokens: Sequence[_Token], as_target: bool) -> _Frame:
     """Find the special tokens by what the tokenizer adds to a text: no public method names them for every kind."""
-    framed = tokenizer(text, truncation=False, verbose=False)["input_ids"]
+    framed = _encode(tokenizer, text, as_target)["input_ids"]
     own = [token.id for token in tokens]
     for start in range(len(framed) - len(own) + 1):
         if framed[start : start + len(own)] == own:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple, overload
 
 import torch
@@ -50,6 +51,7 @@ class ProjectedWeights:
         softcap: bound of the scores before the bias; None = none.
         sink: (H,) one more logit of each head; None = none.
         real_tokens: which keys are no padding, where the layer was told.
+        value: makes the (B, K, S, V) values when it is called; None = the layer did not tell them.
 
     Source: softcap: Gemma Team 2024, "Gemma 2", section 2; sink: OpenAI 2025, "gpt-oss model card", section 2.2.
     """
@@ -63,6 +65,7 @@ class ProjectedWeights:
     softcap: float | None = None
     sink: Float[Tensor, " num_heads"] | None = None
     real_tokens: Bool[Tensor, "batch key_len"] | None = None
+    value: Callable[[], Tensor] | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -97,6 +100,7 @@ class ProjectedWeights:
             bias=None if self.bias is None else _of_head(self.bias, text, head),
             sink=None if self.sink is None else self.sink[head : head + 1],
             real_tokens=None if self.real_tokens is None else self.real_tokens[text : text + 1],
+            value=None if self.value is None else partial(_value_of_head, self.value, text, kv_head),
         )
 
     def of_rows(self, index: Int[Tensor, "batch rows"]) -> "ProjectedWeights":
@@ -259,6 +263,10 @@ def _both(mask: Tensor | RowsOf | None, table: Tensor) -> Tensor | RowsOf:
     if mask is None or isinstance(mask, Tensor):
         return table if mask is None else mask & table
     return lambda places: mask(places) & take_rows(table, places)
+
+
+def _value_of_head(value: Callable[[], Tensor], text: int, kv_head: int) -> Tensor:
+    return value()[text : text + 1, kv_head : kv_head + 1]
 
 
 @overload

@@ -108,6 +108,27 @@ def find_output_projections(model: nn.Module, parts: Sequence[AttentionPart]) ->
     return tuple(replace(_read(part, model), layer=layer) for layer, part in enumerate(parts))
 
 
+def output_candidates(path: str, holder: nn.Module, model: nn.Module) -> Iterator[tuple[str, nn.Module, int]]:
+    """Yield the path, the module and the width of all that may read the heads of an attention layer, likelier first.
+
+    Args:
+        path: where `holder` stands in the model.
+        holder: what makes the queries of the layer.
+        model: holds it.
+    """
+    for (place, module), name in product(_holders(path, holder, model), OUTPUT_PATHS):
+        candidate = _child(module, name)
+        width = _in_width(candidate)
+        if candidate is not None and width is not None:
+            yield ".".join(filter(None, (place, name))), candidate, width
+
+
+def _holders(path: str, holder: nn.Module, model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return where the output projection of a layer may stand: beside its queries, or beside what holds them."""
+    above = path.rpartition(".")[0]
+    return [(path, holder)] + ([(above, model.get_submodule(above))] if path else [])
+
+
 def _is_attention(module: nn.Module) -> bool:
     """Tell whether a module's class, or one that it is made from, says that it is an attention with weights."""
     names = [cls.__name__.lower() for cls in type(module).__mro__]
@@ -133,25 +154,20 @@ def _read(part: AttentionPart, model: nn.Module) -> OutputProjection:
             head_dim=holder.embed_dim // holder.num_heads,
             time_first=not holder.batch_first,
         )
-    above = path.rpartition(".")[0]
-    places = [(path, holder)] + ([(above, model.get_submodule(above))] if path else [])
+    holders = [module for _, module in _holders(path, holder, model)]
     misfits = []
-    for place, name in product(places, OUTPUT_PATHS):
-        candidate = _child(place[1], name)
-        width = _in_width(candidate)
-        if candidate is None or width is None:
-            continue
-        sizes = _split_width(width, [*(module for _, module in places), model])
+    for name, candidate, width in output_candidates(path, holder, model):
+        sizes = _split_width(width, [*holders, model])
         if sizes is not None:
             return OutputProjection(
                 layer=0,
-                name=".".join(filter(None, (place[0], name))),
+                name=name,
                 module=candidate,
                 num_heads=sizes[0],
                 head_dim=sizes[1],
                 time_first=type(holder).__module__.startswith(TIME_FIRST),
             )
-        misfits.append(f"{name} reads {width}")
+        misfits.append(f"{name.removeprefix(f'{path}.')} reads {width}")
     reason = f" that reads all its heads side by side ({', '.join(misfits)})" if misfits else ""
     raise ModelError(
         "each attention layer must have an output projection beside its queries for its heads to be changed; "

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -78,6 +79,7 @@ def _bind(
     return {
         "query": query,
         "key": key,
+        "value": value,
         "key_padding_mask": key_padding_mask,
         "attn_mask": attn_mask,
         "is_causal": is_causal,
@@ -121,7 +123,18 @@ def _read_call(layer: nn.MultiheadAttention, call: dict[str, Any]) -> ProjectedW
         bias=sum(biases[1:], start=biases[0]) if biases else None,
         is_causal=call["is_causal"],
         real_tokens=real_tokens,
+        value=partial(_project_values, layer, call["value"].detach()),
     )
+
+
+def _project_values(layer: nn.MultiheadAttention, value: Tensor) -> Tensor:
+    """Project the values as the layer will, (B, H, S, V); only who asks for them pays for it."""
+    sources = _batch_first(layer, value)
+    stacked = layer.in_proj_weight
+    weight = (layer.v_proj_weight if stacked is None else stacked.chunk(3)[2]).detach()
+    bias = None if layer.in_proj_bias is None else layer.in_proj_bias.detach().chunk(3)[2]
+    heads = nn.functional.linear(sources, weight, bias).view(len(sources), -1, layer.num_heads, layer.head_dim)
+    return heads.transpose(1, 2)
 
 
 def _batch_first(layer: nn.MultiheadAttention, tokens: Tensor) -> Tensor:

@@ -113,7 +113,7 @@ def observe_attention(
             calls: list[ProjectedWeights] = []
 
             def read() -> AttentionCall:
-                weights = _read_call(module, query, key, attention_mask, keywords, is_eager=is_eager)
+                weights = _read_call(module, query, key, value, attention_mask, keywords, is_eager=is_eager)
                 calls.append(weights)
                 return AttentionCall(module, weights, module in crossing or weights.shape[2] != weights.shape[3])
 
@@ -257,6 +257,7 @@ def _read_call(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
+    value: Tensor,
     attention_mask: Tensor | None,
     keywords: dict[str, Any],
     *,
@@ -282,6 +283,7 @@ def _read_call(
         additive, mask = mask, mask > torch.finfo(mask.dtype).min / 2
         bias = additive if bias is None else bias + additive
     sink, softcap = keywords.get("s_aux"), keywords.get("softcap")
+    values = value.detach()  # what is kept must not hold the pass's graph
     told = told_by(attention_mask)
     told_rows = None if told is None or told.key_len != key.shape[2] else _rows_of(told, query.shape[2], query.device)
     return ProjectedWeights(
@@ -294,6 +296,7 @@ def _read_call(
         is_causal=bool(is_causal) and attention_mask is None and query.shape[2] > 1 and not is_eager,
         softcap=None if softcap is None else float(softcap),
         sink=None if sink is None else sink.detach().reshape(-1),
+        value=lambda: values,
     )
 
 

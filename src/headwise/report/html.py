@@ -46,7 +46,7 @@ def render_html(
     style = _read_assets(styles)
     # one scope for all files, so that nothing of ours is a global of the page
     script = '"use strict";\n(() => {\n' + _read_assets(scripts) + "})();\n"
-    return environment.get_template(template).render(
+    page = environment.get_template(template).render(
         version=metadata.version("headwise"),
         style=Markup(style),
         script=Markup(script),
@@ -55,6 +55,8 @@ def render_html(
         data=None if data is None else Markup(data),
         **shown,
     )
+    # half of a surrogate pair, which a broken tokenizer can give, is no character and cannot be written
+    return page.encode("utf-8", "replace").decode("utf-8")
 
 
 def _read_assets(names: tuple[str, ...]) -> str:

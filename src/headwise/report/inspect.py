@@ -8,13 +8,14 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from headwise.api.inspect_results import InspectedModel
+from headwise.api.inspect_results import InspectedModel, InspectedPart
 from headwise.inspection.results import HeadStatistics
 from headwise.report.figures import format_share, texts_read
 from headwise.report.text import held_roles_table, notes_text, print_renderable, safe_text
 
 WIDTH = 80
 MAX_LAYERS = 48  # rows of the table; of a deeper model every second, third, ... layer
+MAX_CHANGES = 8  # heads that changed most
 COLUMNS = (
     ("entropy", "normalized_entropy"),
     ("sparsity", "sparsity"),
@@ -39,16 +40,24 @@ def inspection_renderable(result: InspectedModel) -> RenderableType:
     """Return what is printed of an inspection."""
     read = f"{len(result.heads)} heads, over {result.num_tokens:,} tokens of {texts_read(result)}"
     parts: list[RenderableType] = [
-        safe_text(result.model, style="bold"),
+        safe_text(
+            result.model if result.part in (None, result.model) else f"{result.model}: {result.part}", style="bold"
+        ),
         safe_text(f"{read} of at most {result.window:,} tokens"),
         Text(),
         held_roles_table(result),
         Text(),
         _layers_table(result.heads),
-        *notes_text(result.notes),
     ]
+    for part in result.others:
+        parts += [Text(), *(_changes(part) if part.comparable else _stack(part))]
+    parts += notes_text(
+        tuple(note for each in (result, *(part.inspection for part in result.others)) for note in each.notes)
+    )
     if result.probe is not None:
         parts += [Text(), *(safe_text(line) for line in result.probe.to_text().splitlines())]
+    for relation in result.relations:
+        parts += [Text(), *(safe_text(line) for line in relation.to_text().splitlines())]
     if result.page is not None:
         parts += [Text(), safe_text(f"written: {result.page}")]
     return Group(*parts)
@@ -63,9 +72,52 @@ def _layers_table(heads: tuple[HeadStatistics, ...]) -> RenderableType:
     table.add_column("mean of a layer's heads", no_wrap=True)
     for label, _ in COLUMNS:
         table.add_column(label, justify="right")
-    table.add_column("distance, tokens", justify="right")
+    on_image = any(head.patch_distance is not None for head in heads)
+    table.add_column("distance, patches" if on_image else "distance, tokens", justify="right")
     every = -(-len(layers) // MAX_LAYERS)
     for layer, own in list(layers.items())[::every]:
         shares = [format_share(mean(getattr(head, name) for head in own)) for _, name in COLUMNS]
-        table.add_row(f"layer {layer}", *shares, f"{mean(head.distance for head in own):.1f}")
+        found = [head.patch_distance if on_image else head.distance for head in own]
+        distances = [distance for distance in found if distance is not None]
+        table.add_row(f"layer {layer}", *shares, f"{mean(distances):.1f}" if distances else "–")
     return table
+
+
+def _stack(part: InspectedPart) -> list[RenderableType]:
+    """Return what is said of another stack of layers."""
+    inspection = part.inspection
+    read = f"{len(inspection.heads)} heads, over {inspection.num_tokens:,} tokens"
+    if inspection.key_tokens is not None:
+        read += ", which read those of another text"
+    roles = [] if inspection.key_tokens is not None else [held_roles_table(inspection), Text()]
+    return [safe_text(part.name, style="bold"), safe_text(read), Text(), *roles, _layers_table(inspection.heads)]
+
+
+def _changes(part: InspectedPart) -> list[RenderableType]:
+    """Return the heads that differ most, with how far apart their maps are or else by the statistics alone."""
+    are_maps = any(change.divergence is not None for change in part.changes)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("heads that differ most", no_wrap=True)
+    if are_maps:
+        table.add_column("divergence", justify="right")
+    for label, _ in COLUMNS:
+        table.add_column(label, justify="right")
+    for change in part.changes[:MAX_CHANGES]:
+        row = [f"layer {change.layer} head {change.head}"]
+        if are_maps:
+            row.append(_with_error(change.divergence, change.divergence_error))
+        known = [change.differences.get(name) for _, name in COLUMNS]
+        table.add_row(*row, *("–" if value is None else f"{value:+.2f}" for value in known))
+    inspection = part.inspection
+    read = f"{inspection.num_tokens:,} tokens of {texts_read(inspection)}"
+    what = "mean Jensen-Shannon divergence of the maps in nats, then " if are_maps else ""
+    return [
+        safe_text(f"against {part.name}", style="bold"),
+        safe_text(f"over {read}; {what}differences of the statistics"),
+        Text(),
+        table,
+    ]
+
+
+def _with_error(divergence: float | None, error: float | None) -> str:
+    return "–" if divergence is None or error is None else f"{divergence:.3f} ±{error:.3f}"

@@ -9,12 +9,13 @@ from pathlib import Path
 from headwise.api.inspect_results import InspectedModel
 from headwise.files import check_writable
 from headwise.inspection.results import Inspection
-from headwise.report import figures, headlines
+from headwise.report import figures, headlines, sections
 from headwise.report.files import write_whole
 from headwise.report.heads_picture import heads_png, heads_svg
 from headwise.report.html import render_html
 from headwise.report.page import HEAD_SCRIPTS, STYLES
 from headwise.report.page_data import heads_json, role_names_of, statistics_of
+from headwise.report.page_parts import parts_of
 
 
 def write_inspection(result: InspectedModel, path: str | os.PathLike[str]) -> Path:
@@ -43,20 +44,28 @@ def render_inspection(result: InspectedModel) -> str:
         result=result,
         figures=figures,
         headlines=headlines,
+        sections=sections,
         statistics=statistics_of(result),
+        parts=parts_of(result),
     )
 
 
 def heads_csv(inspection: Inspection) -> str:
-    """Return the statistics and roles of all heads, one a line, below a line of names; what is not known is empty."""
-    roles, measured = role_names_of(inspection), statistics_of(inspection)
+    """Return the statistics and roles of all heads, one a line, below a line of names; what is not known is empty.
+
+    Where there are several parts, the first column names that of the head.
+    """
+    roles, measured, parts = role_names_of(inspection), statistics_of(inspection), parts_of(inspection)
     written = io.StringIO()
     table = csv.writer(written, lineterminator="\n")
-    table.writerow(["layer", "head", *(statistic.name for statistic in measured), *roles])
-    for head in inspection.heads:
-        scores = {role.name: role.score for role in head.roles}
-        values = [getattr(head, statistic.name) for statistic in measured] + [scores.get(name) for name in roles]
-        table.writerow([head.layer, head.head, *("" if value is None else value for value in values)])
+    first = ["part"] if len(parts) > 1 else []
+    table.writerow([*first, "layer", "head", *(statistic.name for statistic in measured), *roles])
+    for part in parts:
+        for head in part.inspection.heads:
+            scores = {role.name: role.score for role in head.roles}
+            values = [getattr(head, statistic.name) for statistic in measured] + [scores.get(name) for name in roles]
+            own = [part.name] if first else []
+            table.writerow([*own, head.layer, head.head, *("" if value is None else value for value in values)])
     return written.getvalue()
 
 
@@ -66,4 +75,4 @@ def notebook_html(result: InspectedModel) -> str:
 
 
 def _as_svg(result: InspectedModel) -> str:
-    return heads_svg(result, f"{result.model}: {len(result.heads)} heads, queries down, keys across")
+    return heads_svg(result, result.model)

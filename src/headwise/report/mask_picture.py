@@ -8,8 +8,8 @@ from headwise.files import check_writable
 from headwise.masks.cover import FULL, NONE, PARTIAL
 from headwise.masks.patterns import Mask
 from headwise.masks.picture import CELL_PIXELS, find_cells, svg_of
+from headwise.png import write_png
 from headwise.report.files import write_whole
-from headwise.report.png import write_png
 
 # black on white; white on black where the reader's screen is dark
 STYLE = "svg{color:#111;background:#fff}@media(prefers-color-scheme:dark){svg{color:#eee;background:#111}}"

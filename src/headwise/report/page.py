@@ -4,24 +4,36 @@ import os
 from pathlib import Path
 
 from headwise.api.results import Report
-from headwise.report import figures, headlines
+from headwise.report import figures, headlines, sections
 from headwise.report.files import write_whole
 from headwise.report.html import render_html
 from headwise.report.page_data import heads_json, statistics_of
+from headwise.report.page_parts import parts_of
 
-STYLES = ("base.css", "tables.css", "heads.css", "print.css")
+STYLES = ("base.css", "tables.css", "heads.css", "sections.css", "image.css", "print.css")
 HEAD_SCRIPTS = (
     "dom.js",
+    "unpack.js",
     "data.js",
+    "reading.js",
     "colour.js",
     "theme.js",
+    "zoom.js",
     "map.js",
+    "lines.js",
     "tokens.js",
+    "steps.js",
     "head.js",
     "grid.js",
     "sort.js",
     "table.js",
     "csv.js",
+    "parts.js",
+    "similar.js",
+    "differences.js",
+    "difference_panel.js",
+    "image.js",
+    "sections.js",
     "main.js",
 )
 
@@ -40,7 +52,9 @@ def render_page(report: Report) -> str:
         report=report,
         figures=figures,
         headlines=headlines,
+        sections=sections,
         statistics=() if report.heads is None else statistics_of(report.heads),
+        parts=() if report.heads is None else parts_of(report.heads),
     )
 
 

@@ -1,12 +1,19 @@
 """What the page's script reads: every head's statistics and map, as JSON that can stand inside HTML."""
 
-import base64
 import json
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from headwise.inspection.results import HeadStatistics, Inspection
+from headwise.report.changes_data import changes_data
+from headwise.report.page_parts import drawn, most_bytes, parts_of
+from headwise.report.similarity_table import divergences_data
+
+# what other modules put on the page: each returns what is merged into a part, or into the whole
+PART_SECTIONS: tuple[Callable[[Inspection], dict[str, Any]], ...] = (divergences_data,)
+PAGE_SECTIONS: tuple[Callable[[Inspection], dict[str, Any]], ...] = (changes_data,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +60,13 @@ STATISTICS = (
         label="Mean distance",
         unit="tokens",
         about="how far from the query the weight lies, in tokens",
+        top=None,
+    ),
+    Statistic(
+        name="patch_distance",
+        label="Patch distance",
+        unit="patches",
+        about="how far from a query's patch the patches lie that it reads, on the grid of the image, in patches",
         top=None,
     ),
     Statistic(name="sink_mass", label="First-token mass", unit="", about="mean weight on the first token (the sink)"),
@@ -110,20 +124,25 @@ STATISTICS = (
 
 
 def statistics_of(inspection: Inspection) -> tuple[Statistic, ...]:
-    """Return the statistics that were measured of any head."""
+    """Return the statistics that were measured of any head of any part."""
     return tuple(
         statistic
         for statistic in STATISTICS
-        if any(getattr(head, statistic.name) is not None for head in inspection.heads)
+        if any(getattr(head, statistic.name) is not None for head in _all_heads(inspection))
     )
 
 
-def heads_json(inspection: Inspection) -> str:
+def heads_json(inspection: Inspection, *, allowed_bytes: int | None = None) -> str:
     """Return heads, maps and tokens as JSON that can stand in a `<script type="application/json">` element.
 
     `statistics` says once what every number of a head means: the fields of HeadStatistics, then each role that any head
-    was scored for. A head's `values` stand in that order, null where there is no finite number; `held` lists the
-    positions of the roles that it holds. Maps are base64 of `AttentionMap.weights`.
+    was scored for. `parts` has what was looked at first, then the others, each with its heads, maps and tokens. A
+    head's `values` stand in the order of the statistics, null where there is no finite number; `held` lists the
+    positions of the roles that it holds. Maps and top keys are packed (`report.packing`).
+
+    Args:
+        inspection: what was looked at; an InspectedModel may have other parts.
+        allowed_bytes: that the maps and keys of each part may take. Default: as many as the length of the text allows.
     """
     role_names, measured = role_names_of(inspection), statistics_of(inspection)
     statistics: list[dict[str, Any]] = [
@@ -133,27 +152,35 @@ def heads_json(inspection: Inspection) -> str:
         {"label": name, "unit": "", "about": f"mean weight on the key of the role “{name}”", "top": 1.0, "role": True}
         for name in role_names
     ]
-    data = {
-        "statistics": statistics,
-        "heads": [_head(head, measured, role_names) for head in inspection.heads],
-        "maps": [
-            {
-                "layer": map_.layer,
-                "head": map_.head,
-                "num_queries": map_.num_queries,
-                "num_keys": map_.num_keys,
-                "weights": base64.b64encode(map_.weights).decode("ascii"),
-            }
-            for map_ in inspection.maps
-        ],
-        "tokens": list(inspection.tokens),
-    }
+    parts = parts_of(inspection)
+    if allowed_bytes is None:
+        allowed_bytes = most_bytes(parts)
+    data: dict[str, Any] = {"statistics": statistics, "parts": []}
+    for part in parts:
+        shown = {
+            "name": part.name,
+            "comparable": part.comparable,
+            "stack": part.inspection.stack,
+            "is_causal": part.inspection.is_causal,
+            "heads": [_head(head, measured, role_names) for head in part.inspection.heads],
+            **drawn(part.inspection, allowed_bytes),
+        }
+        for section in PART_SECTIONS:
+            shown.update(section(part.inspection))
+        data["parts"].append(shown)
+    for section in PAGE_SECTIONS:
+        data.update(section(inspection))
     return json_inside_html(data)
 
 
 def role_names_of(inspection: Inspection) -> list[str]:
-    """Return the roles that any head was scored for, in the order in which they were."""
-    return list(dict.fromkeys(role.name for head in inspection.heads for role in head.roles))
+    """Return the roles that any head of any part was scored for, in the order in which they were."""
+    return list(dict.fromkeys(role.name for head in _all_heads(inspection) for role in head.roles))
+
+
+def _all_heads(inspection: Inspection) -> Iterator[HeadStatistics]:
+    for part in parts_of(inspection):
+        yield from part.inspection.heads
 
 
 def _head(head: HeadStatistics, measured: tuple[Statistic, ...], role_names: list[str]) -> dict[str, Any]:

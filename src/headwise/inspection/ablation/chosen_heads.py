@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from headwise.config.checks import shown
 from headwise.errors import ConfigError, ModelError
+from headwise.inspection.capture.checked_inputs import require_module
 from headwise.inspection.capture.stacks import StackNames
 from headwise.integrations.output_projection import OutputProjection, find_attention_parts, find_output_projections
 from headwise.integrations.transformers_attention import is_transformers_model
@@ -22,8 +23,10 @@ def projections_of(model: nn.Module, stack: str | None = None) -> tuple[OutputPr
         stack: its name. Default: the only stack, or the only one of self-attention.
 
     Raises:
-        ModelError: no stack of that name, or several and no name; a layer of it whose projection is not found.
+        ModelError: what is no module; no stack of that name, or several and no name; a layer of it whose projection is
+            not found.
     """
+    require_module(model)
     parts = find_attention_parts(model)
     by_path = is_transformers_model(model) or any(part.is_cross for part in parts)
     names = StackNames(model, by_path=by_path)

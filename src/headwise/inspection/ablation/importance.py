@@ -1,7 +1,5 @@
 """How important each head is, told from gradients: one backward pass for all heads."""
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor, nn
 
@@ -9,7 +7,7 @@ from headwise.errors import ModelError
 from headwise.inspection.ablation.chosen_heads import projections_of
 from headwise.inspection.ablation.results import HeadImportance, Importance
 from headwise.inspection.ablation.weighing import Batches, Loss, as_batches, weigh
-from headwise.inspection.capture.quiet_passes import Inputs, quietly, run
+from headwise.inspection.capture.quiet_passes import Inputs, count_texts, quietly, run
 from headwise.integrations.head_outputs import edit_heads
 from headwise.integrations.output_projection import OutputProjection
 from headwise.integrations.transformers_attention import is_transformers_model
@@ -39,8 +37,8 @@ def head_importance(
         stack: as of `ablated`.
 
     Raises:
-        ModelError: as of `ablated`; there is no loss, or it does not depend on the heads by a gradient, or one text
-            cannot be told from another where a layer reads heads.
+        ModelError: as of `ablated`; there is no loss, or it does not depend on the heads by a gradient, or that is not
+            finite, or one text cannot be told from another where a layer reads heads.
 
     Source: Michel et al. 2019, "Are Sixteen Heads Really Better than One?", section 4.1, equation 2; their division by
     layer is that of Molchanov et al. 2017, "Pruning Convolutional Neural Networks for Resource Efficient Inference".
@@ -69,7 +67,7 @@ def _gate_gradients(
     model: nn.Module, projections: tuple[OutputProjection, ...], inputs: Inputs, loss: Loss | None
 ) -> tuple[list[Tensor], int]:
     """Return each layer's sum over texts of |d loss / d gate|, (H,) on the CPU, and how many losses there were."""
-    num_texts = _count_texts(inputs) if is_transformers_model(model) else None
+    num_texts = count_texts(inputs) if is_transformers_model(model) else None
     gates: dict[int, Tensor] = {}
 
     def gate(projection: OutputProjection, heads: Tensor) -> Tensor:
@@ -99,6 +97,11 @@ def _gate_gradients(
         if value.requires_grad:
             ordered = [gates[each.layer] for each in projections]
             gradients = torch.autograd.grad(value.sum(), ordered, allow_unused=True)
+    if not all(gradient is None or gradient.isfinite().all() for gradient in gradients):
+        raise ModelError(
+            f"loss must have a finite gradient by what heads put out; got NaN or infinity for {type(model).__name__}, "
+            f"where the loss is {value.mean().item():.3g}"
+        )
     if all(gradient is None or not gradient.any() for gradient in gradients):
         raise ModelError(
             f"loss must depend on what the heads of {type(model).__name__} put out, by a gradient; "
@@ -110,9 +113,3 @@ def _gate_gradients(
         for zero, gradient in zip(zeros, gradients, strict=True)
     ]
     return sums, value.numel()
-
-
-def _count_texts(inputs: Inputs) -> int:
-    """Return how many texts a Hugging Face model is given: the first size of its first tensor."""
-    values = inputs.values() if isinstance(inputs, Mapping) else inputs
-    return next((value.shape[0] for value in values if isinstance(value, Tensor) and value.dim() > 0), 1)

@@ -13,6 +13,7 @@ from headwise.config.checks import require_choice
 from headwise.errors import ConfigError
 from headwise.inspection.ablation.weighing import Batches, as_batches
 from headwise.inspection.capture.quiet_passes import Inputs, quietly, run
+from headwise.inspection.capture.told_tokens import told_tokens
 from headwise.integrations.head_outputs import edit_heads
 from headwise.integrations.output_projection import OutputProjection
 from headwise.integrations.transformers_attention import is_transformers_model
@@ -133,7 +134,7 @@ def _real_tokens(model: nn.Module, projection: OutputProjection, heads: Tensor, 
     """Return which of a layer's tokens are no padding, as far as a Hugging Face model is told."""
     if is_transformers_model(model) and isinstance(inputs, Mapping):
         in_decoder = model.config.is_encoder_decoder and "decoder" in projection.name.split(".")  # type: ignore[union-attr]
-        mask = inputs.get("decoder_attention_mask" if in_decoder else "attention_mask")
-        if isinstance(mask, Tensor) and mask.shape == heads.shape[:2]:
-            return mask.to(heads.device, torch.bool)
+        told = told_tokens(model, (), inputs, name="decoder_attention_mask" if in_decoder else "attention_mask")
+        if told is not None and told.shape == heads.shape[:2]:
+            return told.to(heads.device)
     return torch.ones(heads.shape[:2], dtype=torch.bool, device=heads.device)

@@ -93,6 +93,7 @@ def weights_of_call(call: Call) -> ProjectedWeights:
         assert bias is not None
         return (take_rows(bias, index) if isinstance(call.bias, Tensor) else bias).detach()
 
+    values = call.value.detach()  # what is kept must not hold the pass's graph
     has_mask = call.mask is not None or call.key_index is not None
     mask_rows = (lambda index: allowed_pairs(rows(index))) if has_mask else None
     return ProjectedWeights(
@@ -104,6 +105,7 @@ def weights_of_call(call: Call) -> ProjectedWeights:
         softcap=None if call.softcap is None else float(call.softcap),
         sink=None if call.sink is None else call.sink.detach(),
         real_tokens=_readable_keys(call, mask_rows),
+        value=lambda: values,
     )
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import ModelError
+from headwise.inspection.capture.checked_inputs import explained, require_module
 
 Inputs = Mapping[str, Any] | tuple[Any, ...]
 
@@ -16,20 +17,31 @@ BY_TOKENS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 
 
 def run(model: nn.Module, inputs: Inputs) -> Any:
-    """Run a module on keyword arguments, or on positional ones."""
-    return model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
+    """Run a module on keyword arguments, or on positional ones.
+
+    Raises:
+        ModelError: it failed, and its inputs tell why; or they are of another kind.
+    """
+    if not isinstance(inputs, Mapping | tuple):
+        raise ModelError(
+            "inputs must be what the model is called with, keywords as a mapping or positional arguments as a tuple; "
+            f"got {type(inputs).__name__}"
+        )
+    with explained(model, inputs):
+        return model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
 
 
 def run_without_cache(model: Any, inputs: Inputs, **keywords: Any) -> Any:
     """Run a Hugging Face model on a whole text, whose keys and values nobody will ask for again.
 
     Raises:
-        ModelError: the inputs are positional.
+        ModelError: the inputs are positional; or the model failed, and they tell why.
     """
     if not isinstance(inputs, Mapping):
         raise ModelError("a Hugging Face model is run with keyword arguments; give inputs as a dict")
     has_cache = getattr(model.config, "use_cache", None) is not None
-    return model(**inputs, **keywords, use_cache=False) if has_cache else model(**inputs, **keywords)
+    with explained(model, inputs):
+        return model(**inputs, **keywords, use_cache=False) if has_cache else model(**inputs, **keywords)
 
 
 def trial_text(model: Any, inputs: Inputs) -> Inputs:
@@ -57,9 +69,20 @@ def _goes_by_tokens(name: str, value: Any) -> bool:
     return name.removeprefix("decoder_") in BY_TOKENS and isinstance(value, Tensor) and value.dim() == 2
 
 
+def count_texts(inputs: Inputs) -> int:
+    """Return how many texts (or images) a Hugging Face model is given: the first size of its first tensor."""
+    values = inputs.values() if isinstance(inputs, Mapping) else inputs
+    return next((value.shape[0] for value in values if isinstance(value, Tensor) and value.dim() > 0), 1)
+
+
 @contextmanager
 def quietly(model: nn.Module) -> Iterator[None]:
-    """Run in eval mode without gradients; every part has its own training flag again afterwards."""
+    """Run in eval mode without gradients; every part has its own training flag again afterwards.
+
+    Raises:
+        ModelError: `model` is no module.
+    """
+    require_module(model)
     training = [(part, part.training) for part in model.modules()]
     model.eval()
     try:

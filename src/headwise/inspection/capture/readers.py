@@ -56,9 +56,7 @@ def open_reader(model: nn.Module, example: Inputs, *, stack: str | None = None) 
     name = type(model).__name__
     known = ", ".join(map(str, reader.stacks))
     if stack is not None:
-        if stack not in [each.name for each in reader.stacks]:
-            raise ModelError(f"stack must be one of {name}'s: {known}; got {stack!r}")
-        return _OneStack(reader, stack, ())
+        return _OneStack(reader, require_stack(reader, stack, name).name, ())
     own = [each for each in reader.stacks if not each.is_cross]
     if not own:
         raise ModelError(
@@ -74,6 +72,18 @@ def open_reader(model: nn.Module, example: Inputs, *, stack: str | None = None) 
     layers = "layer that reads" if left_out == 1 else "layers that read"
     note = f"Cross-attention is left out: {left_out} {layers} the keys of another text."
     return _OneStack(reader, own[0].name, (note,) if left_out else ())
+
+
+def require_stack(reader: StackReader, stack: str, model_name: str) -> Stack:
+    """Return the stack of a name.
+
+    Raises:
+        ModelError: the model has none of that name; the text names those that it has.
+    """
+    found = next((each for each in reader.stacks if each.name == stack), None)
+    if found is None:
+        raise ModelError(f"stack must be one of {model_name}'s: {', '.join(map(str, reader.stacks))}; got {stack!r}")
+    return found
 
 
 def open_stacks(model: nn.Module, example: Inputs) -> StackReader:

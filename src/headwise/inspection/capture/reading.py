@@ -1,14 +1,12 @@
 """Batches of texts read one after another, their statistics summed up, the maps of one text kept."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from torch import Tensor
-
 from headwise.errors import ModelError
 from headwise.inspection.capture.quiet_passes import Inputs
-from headwise.inspection.capture.readers import Reader
+from headwise.inspection.capture.readers import Reader, StackObserver, StackReader
 from headwise.inspection.detail import NO_DETAIL, Detail
 from headwise.inspection.maps import LayerMaps, LayerOverviews, LayerTopKeys
 from headwise.inspection.relations import RelationSums, to_scores
@@ -23,19 +21,43 @@ Progress = Callable[[int, int], None]
 
 MAX_LABEL = 64  # characters of a token that are shown: a vocabulary may make one token of a megabyte
 FEW_TOKENS = 32  # below this, a mean over queries says little about a head
+ONLY = "only"  # what the stack is called of a reader that reads one
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """What one forward pass reads: the model's inputs, and what their tokens are."""
+    """What one forward pass reads: the model's inputs, and what their tokens are.
+
+    Args:
+        inputs: of the model.
+        kinds: what the tokens are of every stack that is read, by its name; one alone stands for all.
+    """
 
     inputs: Inputs
-    kinds: TokenKinds
+    kinds: TokenKinds | Mapping[str, TokenKinds]
+
+    def of(self, stack: str) -> TokenKinds:
+        """Return what the tokens are that a stack reads."""
+        return self.kinds[stack] if isinstance(self.kinds, Mapping) else self.kinds
 
     @property
     def num_texts(self) -> int:
         """Number of texts."""
-        return len(self.kinds.real)
+        kinds = next(iter(self.kinds.values())) if isinstance(self.kinds, Mapping) else self.kinds
+        return len(kinds.real)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownTokens:
+    """The words of the text that is shown, as one stack of layers reads it.
+
+    Args:
+        tokens: of queries.
+        key_tokens: of keys, where they are of another text.
+    """
+
+    tokens: Sequence[str]
+    key_tokens: Sequence[str] | None = None
 
 
 def read_batches(
@@ -44,19 +66,21 @@ def read_batches(
     *,
     shown: int,
     tokens: Sequence[str],
+    key_tokens: Sequence[str] | None = None,
     max_map_tokens: int,
     num_texts: int | None = None,
     notes: Sequence[str] = (),
     progress: Progress | None = None,
     detail: Detail = NO_DETAIL,
 ) -> Inspection:
-    """Read every batch once and return the statistics of all heads over all of them.
+    """Read every batch once and return the statistics of all heads of one stack over all of them.
 
     Args:
         reader: the way to the model's attention.
         batches: what to read.
         shown: number of the text, counted through all batches, whose maps are kept.
         tokens: that text's tokens as words.
+        key_tokens: of cross-attention: the words of its keys.
         max_map_tokens: tokens of that text that its maps cover; 0 = no maps.
         num_texts: how many texts the windows in the batches are of. Default: each is one.
         notes: what a reader of the result must know already.
@@ -67,53 +91,141 @@ def read_batches(
         ModelError: a layer reads something else than the batch's texts.
         TextError: the null of the relations has others, or other heads, or a text is too long for what is asked.
     """
-    sums: list[LayerSums] = []
-    relations: list[RelationSums] = []
-    across = ModelDivergence() if detail.across_layers else None
-    shown_text = _ShownText(max_map_tokens, detail)
+
+    def read(inputs: Inputs, observer: StackObserver) -> None:
+        reader.read(inputs, partial(observer, ONLY))
+
+    shown_tokens = ShownTokens(tokens=tokens, key_tokens=key_tokens)
+    stacks = {ONLY: _StackSums(ONLY, shown_tokens, shown, max_map_tokens, detail)}
+    _read(read, batches, stacks, progress)
+    return stacks[ONLY].to_inspection(num_texts, (*notes, *reader.notes))
+
+
+def read_stacks(
+    reader: StackReader,
+    batches: Sequence[Batch],
+    shown_tokens: Mapping[str, ShownTokens],
+    *,
+    shown: int,
+    max_map_tokens: int,
+    num_texts: int | None = None,
+    notes: Sequence[str] = (),
+    progress: Progress | None = None,
+    detail: Detail = NO_DETAIL,
+) -> dict[str, Inspection]:
+    """Read every batch once and return what the heads of several stacks do, by the names of the stacks.
+
+    Args:
+        reader: the way to the model's attention.
+        batches: what to read.
+        shown_tokens: of every stack that is read, the shown text's words.
+        shown, max_map_tokens, num_texts, notes, progress, detail: as of `read_batches`.
+
+    Raises:
+        HeadwiseError: as of `read_batches`.
+    """
+    stacks = {stack: _StackSums(stack, tokens, shown, max_map_tokens, detail) for stack, tokens in shown_tokens.items()}
+    _read(reader.read, batches, stacks, progress)
+    has_others = len(reader.stacks) > 1
+    return {
+        name: each.to_inspection(num_texts, (*notes, *reader.notes), name if has_others else None)
+        for name, each in stacks.items()
+    }
+
+
+def _read(
+    read: Callable[[Inputs, StackObserver], None],
+    batches: Sequence[Batch],
+    stacks: "Mapping[str, _StackSums]",
+    progress: Progress | None,
+) -> None:
+    """Show every layer of every batch to the sums of its stack."""
     num_windows = sum(batch.num_texts for batch in batches)
     done = 0
     for batch in batches:
-        row = shown - done
+        for name, each in stacks.items():
+            each.start_batch(batch.of(name), first_text=done)
 
-        def observe(number: int, layer: LayerWeights, batch: Batch = batch, row: int = row, done: int = done) -> None:
-            require_shape(layer, (batch.num_texts, batch.kinds.real.shape[1]))
-            if number == len(sums):
-                sums.append(LayerSums(layer.shape[1], detailed=detail.costly))
-                relations.append(RelationSums(layer.shape[1], detail.relations))
-            looks: list[Look] = []
-            if detail.relations:
-                looks.append(partial(relations[number].add, first_text=done))
-            if 0 <= row < batch.num_texts:
-                looks += shown_text.looks(number, layer, row, batch.kinds.real[row])
-            sums[number].add(layer, batch.kinds, looks=looks)
-            shown_text.finish_layer()
-            if across is not None:
-                across.keep(layer)
+        def observe(stack: str, number: int, layer: LayerWeights) -> None:
+            if stack in stacks:
+                stacks[stack].add(number, layer)
 
-        reader.read(batch.inputs, observe)
-        if across is not None:
-            across.finish_batch(batch.kinds)
+        read(batch.inputs, observe)
+        for each in stacks.values():
+            each.finish_batch()
         done += batch.num_texts
         if progress is not None:
             progress(done, num_windows)
-    lengths = [int(length) for batch in batches for length in batch.kinds.real.sum(dim=1)]
-    return Inspection(
-        heads=tuple(head for layer, layer_sums in enumerate(sums) for head in layer_sums.to_statistics(layer)),
-        maps=tuple(shown_text.maps),
-        tokens=tuple(map(shorten, tokens)),
-        num_texts=num_windows if num_texts is None else num_texts,
-        num_windows=num_windows,
-        num_tokens=sum(lengths),
-        window=max(lengths),
-        is_causal=not any(layer_sums.looks_ahead for layer_sums in sums),
-        notes=(*notes, *reader.notes, *_notes_on_size(lengths, lengths[shown], max_map_tokens)),
-        divergences=tuple(each.to_divergence(layer) for layer, each in enumerate(sums)) if detail.costly else (),
-        divergence_across_layers=None if across is None else across.to_result(),
-        overviews=tuple(shown_text.overviews),
-        top_keys=tuple(shown_text.top_keys),
-        relations=to_scores(detail.relations, relations, detail.null),
-    )
+
+
+class _StackSums:
+    """What is summed up and kept of one stack of layers."""
+
+    def __init__(self, stack: str, shown_tokens: ShownTokens, shown: int, max_map_tokens: int, detail: Detail):
+        self.stack = stack
+        self.shown_tokens = shown_tokens
+        self.shown = shown
+        self.max_map_tokens = max_map_tokens
+        self.detail = detail
+        self.sums: list[LayerSums] = []
+        self.relations: list[RelationSums] = []
+        self.across = ModelDivergence() if detail.across_layers else None
+        self.shown_text = _ShownText(max_map_tokens, detail)
+        self.kinds: list[TokenKinds] = []
+        self.first_text = 0
+
+    def start_batch(self, kinds: TokenKinds, *, first_text: int) -> None:
+        self.kinds.append(kinds)
+        self.first_text = first_text
+
+    def add(self, number: int, layer: LayerWeights) -> None:
+        """Add a layer of the batch."""
+        kinds = self.kinds[-1]
+        require_shape(layer, kinds.shape)
+        if number == len(self.sums):
+            self.sums.append(LayerSums(layer.shape[1], detailed=self.detail.costly))
+            self.relations.append(RelationSums(layer.shape[1], self.detail.relations))
+        looks: list[Look] = []
+        if self.detail.relations:
+            looks.append(partial(self.relations[number].add, first_text=self.first_text))
+        row = self.shown - self.first_text
+        if 0 <= row < len(kinds.real):
+            looks += self.shown_text.looks(number, layer, row, kinds)
+        self.sums[number].add(layer, kinds, looks=looks)
+        self.shown_text.finish_layer()
+        if self.across is not None:
+            self.across.keep(layer)
+
+    def finish_batch(self) -> None:
+        if self.across is not None:
+            self.across.finish_batch(self.kinds[-1])
+
+    def to_inspection(self, num_texts: int | None, notes: Sequence[str], stack: str | None = None) -> Inspection:
+        detail, is_cross = self.detail, self.kinds[0].is_cross
+        lengths = [int(length) for kinds in self.kinds for length in kinds.real.sum(dim=1)]
+        key_lengths = [int(length) for kinds in self.kinds for length in kinds.keys.sum(dim=1)]
+        key_tokens = self.shown_tokens.key_tokens
+        notes_on_size = _notes_on_size(lengths, lengths[self.shown], key_lengths[self.shown], self.max_map_tokens)
+        return Inspection(
+            heads=tuple(head for layer, each in enumerate(self.sums) for head in each.to_statistics(layer)),
+            maps=tuple(self.shown_text.maps),
+            tokens=tuple(map(shorten, self.shown_tokens.tokens)),
+            num_texts=len(lengths) if num_texts is None else num_texts,
+            num_windows=len(lengths),
+            num_tokens=sum(lengths),
+            window=max(lengths),
+            is_causal=not is_cross and not any(each.looks_ahead for each in self.sums),
+            notes=(*notes, *notes_on_size),
+            divergences=tuple(each.to_divergence(layer) for layer, each in enumerate(self.sums))
+            if detail.costly
+            else (),
+            divergence_across_layers=None if self.across is None else self.across.to_result(),
+            overviews=tuple(self.shown_text.overviews),
+            top_keys=tuple(self.shown_text.top_keys),
+            relations=to_scores(detail.relations, self.relations, detail.null),
+            stack=stack,
+            key_tokens=None if key_tokens is None else tuple(map(shorten, key_tokens)),
+        )
 
 
 class _ShownText:
@@ -127,15 +239,15 @@ class _ShownText:
         self.top_keys: list[TopKeys] = []
         self.at_work: list[LayerMaps | LayerOverviews | LayerTopKeys] = []
 
-    def looks(self, number: int, layer: LayerWeights, row: int, real: Tensor) -> list[Look]:
+    def looks(self, number: int, layer: LayerWeights, row: int, kinds: TokenKinds) -> list[Look]:
         """Return what looks at the blocks of a layer, in which the text is a row of the batch."""
         if self.max_map_tokens:
-            self.at_work.append(LayerMaps(number, row=row, real=real, max_tokens=self.max_map_tokens))
+            self.at_work.append(LayerMaps(number, row=row, kinds=kinds, max_tokens=self.max_map_tokens))
         if self.detail.overview_cells:
             cells = self.detail.overview_cells
-            self.at_work.append(LayerOverviews(number, layer.shape[1], row=row, real=real, max_cells=cells))
+            self.at_work.append(LayerOverviews(number, layer.shape[1], row=row, kinds=kinds, max_cells=cells))
         if self.detail.top_keys:
-            self.at_work.append(LayerTopKeys(number, row=row, real=real, count=self.detail.top_keys))
+            self.at_work.append(LayerTopKeys(number, row=row, kinds=kinds, count=self.detail.top_keys))
         return [each.add for each in self.at_work]
 
     def finish_layer(self) -> None:
@@ -156,24 +268,29 @@ def shorten(label: str) -> str:
     return label if len(label) <= MAX_LABEL else label[: MAX_LABEL - 1] + "…"
 
 
-def require_shape(layer: LayerWeights, expected: tuple[int, int]) -> None:
-    """Refuse a layer that reads something else than the texts: so many, of so many tokens.
+def require_shape(layer: LayerWeights, expected: tuple[int, int] | tuple[int, int, int]) -> None:
+    """Refuse a layer that reads something else than the texts: so many, of so many tokens, and keys if they differ.
 
     Raises:
         ModelError: it does.
     """
     num_texts, _, query_len, key_len = layer.shape
-    if (num_texts, query_len) != expected or (num_texts, key_len) != expected:
-        raise ModelError(
-            f"every attention layer must read the texts as they are given, {expected[0]} of {expected[1]} tokens; "
-            f"one reads {num_texts} with {query_len} queries and {key_len} keys"
-        )
+    if (num_texts, query_len, key_len) == (*expected[:2], expected[-1]):
+        return
+    given = f"{expected[0]} of {expected[1]} tokens"
+    if expected[1] != expected[-1]:
+        given += f" that read {expected[-1]}"
+    raise ModelError(
+        f"every attention layer must read the texts as they are given, {given}; "
+        f"one reads {num_texts} with {query_len} queries and {key_len} keys"
+    )
 
 
-def _notes_on_size(lengths: Sequence[int], shown_length: int, max_map_tokens: int) -> list[str]:
+def _notes_on_size(lengths: Sequence[int], shown: int, shown_keys: int, max_map_tokens: int) -> list[str]:
     notes = []
     if sum(lengths) < FEW_TOKENS:
         notes.append(f"The text has {sum(lengths)} tokens only: means over so few queries say little about a head.")
-    if 0 < max_map_tokens < shown_length:
-        notes.append(f"Maps show the first {max_map_tokens} of {shown_length} tokens.")
+    if 0 < max_map_tokens < max(shown, shown_keys):
+        what = "tokens" if shown >= shown_keys else "tokens that are read"
+        notes.append(f"Maps show the first {max_map_tokens} of {max(shown, shown_keys)} {what}.")
     return notes

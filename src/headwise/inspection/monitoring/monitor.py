@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from headwise.config.checks import require_size
 from headwise.errors import ModelError, UnsupportedError, describe
+from headwise.inspection.capture.checked_inputs import require_module
 from headwise.inspection.capture.listening import listen
 from headwise.inspection.monitoring.alarms import find_alarms
 from headwise.inspection.monitoring.heard_passes import HeardPasses
@@ -55,6 +56,7 @@ class AttentionMonitor:
         error: what stopped the monitor, None while it runs.
 
     Raises:
+        ModelError: what is no module.
         ConfigError: `every` or `num_rows` is no positive whole number, `log` is nothing that can be logged to.
         UnsupportedError: a model that torch.compile compiled.
 
@@ -80,6 +82,7 @@ class AttentionMonitor:
         padding_id: int | None = None,
         warn: Callable[[str], None] = _logger.warning,
     ):
+        require_module(model)
         require_size("every", every)
         require_size("num_rows", num_rows)
         _refuse_compiled(model)

@@ -1,12 +1,13 @@
 """Which tokens of a forward call are no padding, from the arguments that the model is called with."""
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
+
+from headwise.inspection.capture.told_tokens import by_name, told_tokens
 
 
 def real_tokens_of(
@@ -19,10 +20,10 @@ def real_tokens_of(
         args, keywords: its arguments.
         padding_id: token that stands for padding. Default: that of the config of the module, or of what it wraps.
     """
-    arguments = _by_name(module, args, keywords)
-    attention_mask, ids = arguments.get("attention_mask"), arguments.get("input_ids")
-    if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
-        return attention_mask.bool()
+    told = told_tokens(module, args, keywords)
+    if told is not None:
+        return told
+    ids = by_name(module, args, keywords).get("input_ids")
     config: Any = getattr(_configured(module), "config", None)
     if hasattr(config, "get_text_config"):
         config = config.get_text_config()
@@ -63,12 +64,3 @@ def readers_of(module: nn.Module) -> set[nn.Module]:
 def _configured(module: nn.Module) -> Any:
     """Return the outermost part of a module that has a config, as Hugging Face models have; else the module."""
     return next((part for part in module.modules() if hasattr(part, "config")), module)
-
-
-def _by_name(module: nn.Module, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Mapping[str, Any]:
-    if not args:
-        return keywords
-    try:
-        return inspect.signature(module.forward).bind(*args, **keywords).arguments
-    except TypeError:
-        return keywords

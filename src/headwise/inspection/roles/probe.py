@@ -8,9 +8,11 @@ import torch
 from torch import nn
 
 from headwise.errors import ModelError, TextError
-from headwise.inspection.capture.readers import open_reader
+from headwise.inspection.capture.checked_inputs import require_module
+from headwise.inspection.capture.readers import open_reader, open_stacks, require_stack
 from headwise.inspection.capture.reading import Progress, shorten
 from headwise.inspection.default_text import default_texts
+from headwise.inspection.pairs import is_encoder_decoder
 from headwise.inspection.roles.results import HeadRole, HeadRoles, RoleExample, RoleProbe
 from headwise.inspection.roles.rule import UNIFORM, Score, holds, threshold
 from headwise.inspection.roles.sources import Source, prose, random_repeats, read_vocabulary
@@ -47,6 +49,7 @@ def probe_roles(
     vocabulary: Any,
     texts: Sequence[str] | None = None,
     *,
+    stack: str | None = None,
     window: int | None = None,
     num_repeats: int = NUM_REPEATS,
     num_random: int | None = None,
@@ -79,6 +82,8 @@ def probe_roles(
             headwise's `MultiHeadAttention`s.
         vocabulary: its tokenizer; or the number of its token ids, then all roles are read on the random texts.
         texts: what to read. Default: English prose that ships with Python.
+        stack: name of the stack of self-attention, as of `open_reader`. Of an encoder-decoder it must be the encoder's;
+            its decoder reads one start token meanwhile.
         window: tokens that the texts are read in at once, special tokens included. Default: 128, or what the model
             reads at most.
         num_repeats: random texts (default 4).
@@ -101,6 +106,7 @@ def probe_roles(
     Attention Sinks", section 3; Olsson et al. 2022, "In-context Learning and Induction Heads". The nulls and the rule:
     `role_rule`.
     """
+    require_module(model)
     known = read_vocabulary(model, vocabulary, first_id)
     if known.tokenizer is None and texts is not None:
         raise TextError(f"texts are read with a tokenizer; got {len(texts)} texts and a vocabulary of {vocabulary} ids")
@@ -135,8 +141,9 @@ def probe_roles(
         except ModelError as error:
             notes.append(f"Roles are held against shuffled texts alone, and self against nothing: {error}.")
     sources = [repeats] if written is None else [repeats, written]
+    _require_encoder(model, stack, repeats.batches[0])
     num_passes = sum(len(source.batches) for source in sources) * (2 if untrained is None else 3)
-    probe = _Probe(model, untrained, seed, num_passes, progress)
+    probe = _Probe(model, untrained, stack, seed, num_passes, progress)
     on_repeats, *on_prose = [probe.read(source) for source in sources]
     readings = {name: on_repeats if name in ON_REPEATS or not on_prose else on_prose[0] for name in ROLES}
     untrained_nulls = {name: _untrained_null(name, readings[name]) for name in ROLES}
@@ -183,6 +190,7 @@ class _Probe:
 
     model: nn.Module
     untrained: nn.Module | None
+    stack: str | None
     seed: int
     num_passes: int
     progress: Progress | None
@@ -201,7 +209,7 @@ class _Probe:
 
     def _sum_up(self, model: nn.Module, batches: Sequence[RoleTexts]) -> list[RoleSums]:
         """Read every batch once and return the sums of every layer."""
-        reader = open_reader(model, _inputs(model, batches[0]))
+        reader = open_reader(model, _inputs(model, batches[0]), stack=self.stack)
         layers: list[RoleSums] = []
         num_read = 0
         for batch in batches:
@@ -224,9 +232,25 @@ class _Probe:
 def _inputs(model: nn.Module, batch: RoleTexts) -> dict[str, Any] | tuple[Any, ...]:
     device = next(model.parameters()).device
     ids = batch.read_ids().to(device)
-    if is_transformers_model(model):
-        return {"input_ids": ids, "attention_mask": batch.real.long().to(device)}
-    return (ids,)
+    if not is_transformers_model(model):
+        return (ids,)
+    inputs = {"input_ids": ids, "attention_mask": batch.real.long().to(device)}
+    if is_encoder_decoder(model):
+        start = getattr(model.config, "decoder_start_token_id", None) or 0
+        inputs["decoder_input_ids"] = torch.full((len(ids), 1), start, device=device)
+    return inputs
+
+
+def _require_encoder(model: nn.Module, stack: str | None, batch: RoleTexts) -> None:
+    """Refuse a stack of an encoder-decoder that does not read the texts: the decoder reads one token meanwhile."""
+    if stack is None or not is_encoder_decoder(model):
+        return
+    reader = open_stacks(model, _inputs(model, batch))
+    encoder = next(each.name for each in reader.stacks if not each.is_cross)
+    if require_stack(reader, stack, type(model).__name__).name != encoder:
+        raise ModelError(
+            f"roles of an encoder-decoder are probed in the stack that reads the text, {encoder!r}; got {stack!r}"
+        )
 
 
 def _role(name: str, reading: _Reading, layer: int, head: int, untrained_null: Score) -> HeadRole:

@@ -19,22 +19,25 @@ class CountedBlock:
         weights: (B, H, R, S), 0 where they do not count.
         visible: which keys count for each query; a query that is padding has none.
         num_visible: how many they are; 0 where the query does not count.
-        real: which tokens are no padding.
-        first_token: index of each text's first real token.
+        real: which queries are no padding; of keys, too, unless `real_keys` says others.
+        first_token: index of each text's first real key.
         padding_mass: weight of each real query on padding, as the model itself weighs.
         sees: which real queries the model lets see any token, padding included.
         scores: what the softmax read; None where a layer gave its weights whole.
+        places, real_keys: as of `TokenKinds`.
     """
 
     start: int
     weights: Float[Tensor, "batch num_heads rows key_len"]
     visible: Bool[Tensor, "batch mask_heads rows key_len"]
     num_visible: Float[Tensor, "batch mask_heads rows"]
-    real: Bool[Tensor, "batch key_len"]
+    real: Bool[Tensor, "batch query_len"]
     first_token: Int[Tensor, " batch"]
     padding_mass: Float[Tensor, "batch num_heads rows"]
     sees: Bool[Tensor, "batch mask_heads rows"]
     scores: Float[Tensor, "batch num_heads rows key_len"] | None = None
+    places: Int[Tensor, "query_len 2"] | None = None
+    real_keys: Bool[Tensor, "batch key_len"] | None = None
 
     @property
     def rows(self) -> Int[Tensor, " rows"]:
@@ -51,12 +54,13 @@ def count_block(block: WeightBlock, kinds: TokenKinds) -> CountedBlock:
     """Find what counts of a block; `kinds` stand on its device."""
     stop = block.start + block.weights.shape[2]
     is_query = kinds.real[:, None, block.start : stop]
-    visible = block.visible & kinds.real[:, None, None, :] & is_query.unsqueeze(-1)
+    real_keys = kinds.keys
+    visible = block.visible & real_keys[:, None, None, :] & is_query.unsqueeze(-1)
     weights = block.weights.double()
-    if kinds.real.all():
+    if real_keys.all():
         padding_mass = torch.zeros_like(weights[..., 0])
     else:
-        on_padding = weights @ (~kinds.real).double()[:, None, :, None]
+        on_padding = weights @ (~real_keys).double()[:, None, :, None]
         padding_mass = on_padding.squeeze(-1).where(is_query, 0.0)
     return CountedBlock(
         start=block.start,
@@ -64,8 +68,10 @@ def count_block(block: WeightBlock, kinds: TokenKinds) -> CountedBlock:
         visible=visible,
         num_visible=visible.sum(dim=-1).double(),
         real=kinds.real,
-        first_token=kinds.real.int().argmax(dim=-1),
+        first_token=real_keys.int().argmax(dim=-1),
         padding_mass=padding_mass,
         sees=block.visible.any(dim=-1) & is_query,
         scores=block.scores,
+        places=kinds.places,
+        real_keys=kinds.real_keys,
     )

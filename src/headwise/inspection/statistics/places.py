@@ -1,4 +1,7 @@
-"""Where a head's weight lies: how far away, near the diagonal, inside a block, on the first token, on padding."""
+"""Where a head's weight lies: how far away, near the diagonal, inside a block, on the first token, on padding.
+
+Between the tokens of two texts there is no distance: of cross-attention the first token and padding alone are known.
+"""
 
 import torch
 from jaxtyping import Float, Int
@@ -16,15 +19,22 @@ def places_of(block: CountedBlock) -> dict[str, Float[Tensor, "batch num_heads r
     `distance` = sum_j w_j |i - j|; `distance_spread` = standard deviation of |i - j| under the weights, divided by
     their sum where a sink takes a part; `sink_mass` = weight on the first token; `diagonal_mass` = weight on keys with
     |i - j| <= 2; `block_mass` = weight on keys of the query's own block of 16 tokens; `uniform_diagonal_mass` and
-    `uniform_block_mass` = what they would be for uniform weights; `padding_mass` = weight on padding.
+    `uniform_block_mass` = what they would be for uniform weights; `padding_mass` = weight on padding. Of
+    cross-attention there are `sink_mass`, on the other text's first token, and `padding_mass`, on its padding.
     """
     weights = block.weights
+    first = block.first_token[:, None]
+    on_known_keys = {
+        "sink_mass": weights.gather(-1, first[:, None, :, None].expand(*weights.shape[:3], 1)).squeeze(-1),
+        "padding_mass": block.padding_mass,
+    }
+    if block.real_keys is not None:
+        return on_known_keys
     distance = (block.rows[:, None] - block.keys).abs().double()
     mean = (weights * distance).sum(dim=-1)
     square = (weights * distance.square()).sum(dim=-1)
     mass = weights.sum(dim=-1)
     mass = mass + (mass == 0)  # a query that does not count
-    first = block.first_token[:, None]
     own_block = first + (block.rows - first).div(BLOCK_TOKENS, rounding_mode="floor") * BLOCK_TOKENS
     around = torch.arange(-DIAGONAL_REACH, DIAGONAL_REACH + 1, device=weights.device)
     inside = torch.arange(BLOCK_TOKENS, device=weights.device)
@@ -33,12 +43,11 @@ def places_of(block: CountedBlock) -> dict[str, Float[Tensor, "batch num_heads r
     return {
         "distance": mean,
         "distance_spread": (square / mass - (mean / mass).square()).clamp(min=0).sqrt(),
-        "sink_mass": weights.gather(-1, first[:, None, :, None].expand(*weights.shape[:3], 1)).squeeze(-1),
         "diagonal_mass": diagonal[0],
         "uniform_diagonal_mass": diagonal[1],
         "block_mass": blocks[0],
         "uniform_block_mass": blocks[1],
-        "padding_mass": block.padding_mass,
+        **on_known_keys,
     }
 
 

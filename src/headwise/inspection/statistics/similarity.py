@@ -74,10 +74,11 @@ class ModelDivergence:
         Raises:
             TextError: the text is longer than 1,024 tokens.
         """
-        if layer.shape[2] > MAX_TOKENS_ACROSS:
+        longest = max(layer.shape[2:])
+        if longest > MAX_TOKENS_ACROSS:
             raise TextError(
                 f"heads are compared across layers in texts of up to {MAX_TOKENS_ACROSS} tokens, padding included; got "
-                f"{layer.shape[2]}: cut it, or read it in windows"
+                f"{longest}: cut it, or read it in windows"
             )
         self.layers.append(layer)
 

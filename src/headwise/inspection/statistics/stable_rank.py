@@ -55,12 +55,12 @@ def _seeded_vectors(kinds: TokenKinds) -> Float[Tensor, "batch key_len vectors"]
     # drawn by the piece, so that the first tokens of a short and of a long text have the same numbers
     pieces = [
         torch.randn(SEED_ROWS, SKETCH_VECTORS, generator=generator, dtype=torch.float64)
-        for _ in range(0, kinds.real.shape[1], SEED_ROWS)
+        for _ in range(0, kinds.keys.shape[1], SEED_ROWS)
     ]
     table = torch.cat(pieces)
     table[:, 0] = 1.0
-    place = (kinds.real.cumsum(dim=-1) - 1).clamp(min=0)
-    return table.to(place.device)[place] * kinds.real.unsqueeze(-1)
+    place = (kinds.keys.cumsum(dim=-1) - 1).clamp(min=0)
+    return table.to(place.device)[place] * kinds.keys.unsqueeze(-1)
 
 
 def _orthonormal(
@@ -80,12 +80,12 @@ def _multiply(
     """Return A^T A X and ||A||_F^2 for every text and head, in one pass over the layer."""
     product = torch.zeros_like(vectors)
     square = torch.zeros(vectors.shape[:2], dtype=torch.float64, device=vectors.device)
-    is_padded = not bool(kinds.real.all())
+    is_padded = not bool(kinds.real.all() and kinds.keys.all())
     for block in layer.blocks():
         weights = block.weights
         if is_padded:
             queries = kinds.real[:, block.start : block.start + weights.shape[2]]
-            weights = weights.masked_fill(~(queries[:, None, :, None] & kinds.real[:, None, None, :]), 0.0)
+            weights = weights.masked_fill(~(queries[:, None, :, None] & kinds.keys[:, None, None, :]), 0.0)
         product += weights.transpose(-2, -1) @ (weights @ vectors.to(weights.dtype))
         square += torch.linalg.vector_norm(weights, dim=(-2, -1), dtype=torch.float64).square()
     return product, square

@@ -8,6 +8,7 @@ from torch import Tensor
 from headwise.inspection.results import HeadDivergence, HeadStatistics, Role
 from headwise.inspection.roles.positional import HOLDS_FROM, ROLE_NAMES, role_weights
 from headwise.inspection.statistics.counted import CountedBlock, count_block
+from headwise.inspection.statistics.grid import patch_distances
 from headwise.inspection.statistics.kinds import TokenKinds
 from headwise.inspection.statistics.places import places_of
 from headwise.inspection.statistics.score_scale import scores_of
@@ -24,7 +25,9 @@ Look = Callable[[CountedBlock], None]
 class LayerSums:
     """Sums of one layer's statistics per head, in float64, over all queries that were added.
 
-    A query counts if it is real and sees a real key. Of its weights, those on visible real keys count.
+    A query counts if it is real and sees a real key. Of its weights, those on visible real keys count. Of
+    cross-attention, whose keys are of another text, there are neither positional roles nor distances, diagonals and
+    blocks; all other statistics are what they are of self-attention.
 
     Args:
         num_heads: heads of the layer.
@@ -39,6 +42,7 @@ class LayerSums:
         self.num_queries = torch.zeros(num_heads, dtype=torch.float64)
         self.num_choosers = torch.zeros(num_heads, dtype=torch.float64)  # queries that see two keys or more
         self.num_seeing = torch.zeros(num_heads, dtype=torch.float64)  # queries that the model lets see something
+        self.num_on_grid = torch.zeros(num_heads, dtype=torch.float64)  # queries of patches that read patches
         self.num_nan = torch.zeros(num_heads, dtype=torch.int64)
         self.num_empty = torch.zeros(num_heads, dtype=torch.int64)
         self.sums: dict[str, Tensor] = {}
@@ -47,6 +51,7 @@ class LayerSums:
         self.num_maps = torch.zeros(num_heads, dtype=torch.float64)
         self.first_tokens = FirstTokens(num_heads)
         self.divergences = DivergenceSums(num_heads)
+        self.has_roles = False
         self.role_sums = torch.zeros(len(ROLE_NAMES), num_heads, dtype=torch.float64)
         self.role_queries = torch.zeros(len(ROLE_NAMES), num_heads, dtype=torch.float64)
 
@@ -70,6 +75,9 @@ class LayerSums:
             per_query |= scores_of(counted)
             largest = per_query.pop("max_abs_score").amax(dim=(0, 2)).cpu()
             self.max_abs_score = largest if self.max_abs_score is None else largest.maximum(self.max_abs_score)
+        if counted.places is not None:
+            per_query["patch_distance"], has_distance = patch_distances(counted)
+            self.num_on_grid += self._per_head(has_distance)
         if self.detailed:
             per_query["num_keys_for_90_percent"] = carrying_keys(counted)
             self.divergences.add(counted)
@@ -78,16 +86,17 @@ class LayerSums:
         self._count(counted, has_nan=per_query["entropy"].isnan())
         self.first_tokens.add(counted)
 
+        if not kinds.is_cross:
+            self._add_roles(counted, kinds.separators)
+        return counted
+
+    def _add_roles(self, block: CountedBlock, separators: Tensor) -> None:
         roles = role_weights(
-            counted.weights,
-            counted.visible,
-            start=counted.start,
-            first_token=counted.first_token,
-            separators=kinds.separators,
+            block.weights, block.visible, start=block.start, first_token=block.first_token, separators=separators
         )
+        self.has_roles = True
         self.role_sums += (roles.weights * roles.applies).sum(dim=(1, 3)).cpu()
         self.role_queries += roles.applies.expand(-1, -1, self.num_heads, -1).sum(dim=(1, 3)).cpu()
-        return counted
 
     def _count(self, block: CountedBlock, *, has_nan: Tensor) -> None:
         is_real = block.real[:, None, block.rows]
@@ -96,14 +105,20 @@ class LayerSums:
         self.num_seeing += self._per_head(block.sees)
         self.num_nan += self._per_head(has_nan)
         self.num_empty += self._per_head(is_real & (block.num_visible == 0))
-        self.looks_ahead = self.looks_ahead or bool((block.visible & (block.keys > block.rows[:, None])).any())
+        if block.real_keys is None:
+            is_ahead = block.visible & (block.keys > block.rows[:, None])
+            self.looks_ahead = self.looks_ahead or bool(is_ahead.any())
 
     def _per_head(self, flags: Tensor) -> Tensor:
         return flags.expand(-1, self.num_heads, -1).sum(dim=(0, 2)).cpu()
 
     def to_statistics(self, layer: int) -> tuple[HeadStatistics, ...]:
         """Divide the sums by the queries they are over; a mean over no query is 0, a role's is None."""
-        counts = {"normalized_entropy": self.num_choosers, "padding_mass": self.num_seeing}
+        counts = {
+            "normalized_entropy": self.num_choosers,
+            "padding_mass": self.num_seeing,
+            "patch_distance": self.num_on_grid,
+        }
         values = {
             name: (sums / counts.get(name, self.num_queries).clamp(min=1)).tolist() for name, sums in self.sums.items()
         }
@@ -114,6 +129,7 @@ class LayerSums:
         variability = self.first_tokens.variability()
         if variability is not None:
             values["variability"] = variability
+        values.setdefault("distance", [None] * self.num_heads)
         return tuple(
             HeadStatistics(
                 layer=layer,
@@ -123,6 +139,7 @@ class LayerSums:
                     for row in zip(
                         ROLE_NAMES, self.role_sums[:, head].tolist(), self.role_queries[:, head].tolist(), strict=True
                     )
+                    if self.has_roles
                 ),
                 num_nan_queries=int(self.num_nan[head]),
                 num_empty_queries=int(self.num_empty[head]),

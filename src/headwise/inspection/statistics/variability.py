@@ -14,7 +14,8 @@ class FirstTokens:
     """The maps of the first 10 tokens of every text, and how much they vary.
 
     Variability of a head = sum_x sum_ij |w_ij(x) - mean_ij| / (2 sum_x sum_ij w_ij(x)), over texts x of at least 10
-    tokens: 0 where the map is the same for all (it depends on positions only), at most 1.
+    tokens: 0 where the map is the same for all (it depends on positions only), at most 1. Of cross-attention the keys
+    are the first 10 tokens of the other text, which must have so many as well.
 
     Source: Vig and Belinkov 2019, "Analyzing the Structure of Attention in a Transformer Language Model" (attention
     variability, with the first 10 tokens).
@@ -23,26 +24,27 @@ class FirstTokens:
     def __init__(self, num_heads: int):
         self.num_heads = num_heads
         self.maps: list[Float[Tensor, "num_heads tokens tokens"]] = []
-        self.batch: list[tuple[int, Int[Tensor, " tokens"], Tensor]] = []  # text, its first tokens, its map
+        # text, its first queries, their first keys, its map
+        self.batch: list[tuple[int, Int[Tensor, " tokens"], Int[Tensor, " tokens"], Tensor]] = []
 
     def add(self, block: CountedBlock) -> None:
         """Add the queries of a block. The blocks of a batch come in order, from index 0 on."""
         if block.start == 0:
-            self._start_batch(block.real)
+            self._start_batch(block.real, block.real if block.real_keys is None else block.real_keys)
         stop = block.start + block.weights.shape[2]
-        for text, tokens, map_ in self.batch:
-            found = (tokens >= block.start) & (tokens < stop)
+        for text, queries, keys, map_ in self.batch:
+            found = (queries >= block.start) & (queries < stop)
             if found.any():
-                rows = block.weights[text].index_select(1, tokens[found] - block.start)
-                map_[:, found.cpu()] = rows.index_select(2, tokens).cpu().float()
+                rows = block.weights[text].index_select(1, queries[found] - block.start)
+                map_[:, found.cpu()] = rows.index_select(2, keys).cpu().float()
 
-    def _start_batch(self, real: Bool[Tensor, "batch key_len"]) -> None:
+    def _start_batch(self, real: Bool[Tensor, "batch query_len"], real_keys: Bool[Tensor, "batch key_len"]) -> None:
         self.batch = []
-        for text, is_real in enumerate(real):
-            tokens = is_real.nonzero().flatten()[:FIRST_TOKENS]
-            if len(tokens) == FIRST_TOKENS and len(self.maps) < MOST_TEXTS:
+        for text in range(len(real)):
+            queries, keys = (each[text].nonzero().flatten()[:FIRST_TOKENS] for each in (real, real_keys))
+            if len(queries) == len(keys) == FIRST_TOKENS and len(self.maps) < MOST_TEXTS:
                 self.maps.append(torch.zeros(self.num_heads, FIRST_TOKENS, FIRST_TOKENS))
-                self.batch.append((text, tokens, self.maps[-1]))
+                self.batch.append((text, queries, keys, self.maps[-1]))
 
     def variability(self) -> list[float] | None:
         """Return the variability of every head; None for fewer than two texts of 10 tokens."""

@@ -36,28 +36,31 @@ const shadeOf = (fraction) => `rgb(${ramp()[Math.round(255 * fraction)].join(" "
 
 // Ink that can be read on a shade: black and white stand out alike (4.6 to 1) on a luminance of 0.179.
 // Source: WCAG 2.2, relative luminance and contrast ratio.
-const inkOn = (fraction) => {
-  const [red, green, blue] = ramp()[Math.round(255 * fraction)].map((value) => {
+const inkOver = (colour) => {
+  const [red, green, blue] = colour.map((value) => {
     const share = value / 255;
     return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
   });
   return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 ? "#000000" : "#ffffff";
 };
+const inkOn = (fraction) => inkOver(ramp()[Math.round(255 * fraction)]);
 
 const paintShade = (element, fraction) => {
   element.style.backgroundColor = fraction === null ? "" : shadeOf(fraction);
   element.style.color = fraction === null ? "" : inkOn(fraction);
 };
 
+// The colours of a ramp as pixels of 4 bytes: a map is painted a pixel at a time.
+const pixelsOf = (colours) => new Uint32Array(Uint8Array.from(colours.flatMap((colour) => [...colour, 255])).buffer);
+const RAMP_PIXELS = { light: pixelsOf(RAMPS.light), dark: pixelsOf(RAMPS.dark) };
+
 const paintMap = (canvas, map) => {
   canvas.width = map.numKeys;
   canvas.height = map.numQueries;
   const image = new ImageData(map.numKeys, map.numQueries);
-  const colours = ramp();
-  map.bytes.forEach((byte, index) => {
-    image.data.set(colours[byte], 4 * index);
-    image.data[4 * index + 3] = 255;
-  });
+  const pixels = new Uint32Array(image.data.buffer);
+  const colours = RAMP_PIXELS[currentTheme()];
+  for (let at = 0; at < pixels.length; at += 1) pixels[at] = colours[map.bytes[at]];
   canvas.getContext("2d").putImageData(image, 0, 0);
 };
 

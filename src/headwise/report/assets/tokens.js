@@ -1,49 +1,124 @@
-// The text as tokens: choose one, and what it reads is shaded.
+// The text as tokens: choose one, and what it reads, or who reads it, is shaded. Of a long text one page at a time.
 const NUM_TOP_KEYS = 6;
 const SMALLEST_TOP_WEIGHT = 0.001;
+const TOKENS_A_PAGE = 256;
 
 const tokenView = {
-  query: Math.floor((data?.tokens.length ?? 0) / 3), // in the middle of things: the first token is seldom typical
-  map: null,
+  part: null,
+  head: null,
+  pages: { query: 0, key: 0 },
+  items: { query: [], key: [] },
+  first: { query: 0, key: 0 },
 
-  start(onChoose) {
-    this.items = data.tokens.map((text, index) => {
-      const item = make("span", { role: "option", "aria-selected": "false" }, makeToken(text));
-      item.addEventListener("click", () => onChoose(index));
+  start() {
+    this.lists = { query: byId("from-tokens"), key: byId("from-keys") };
+    document.querySelectorAll("[name=direction]").forEach((radio) => {
+      radio.addEventListener("change", () => {
+        const count = radio.value === "query" ? this.part.numQueries : this.part.numKeys;
+        chooseToken(radio.value, Math.min(chosen.index, count - 1));
+      });
+    });
+    for (const side of ["query", "key"]) {
+      const [back, forth] = [byId(`${side}-page-back`), byId(`${side}-page-forth`)];
+      back.addEventListener("click", () => this.turn(side, this.pages[side] - 1));
+      forth.addEventListener("click", () => this.turn(side, this.pages[side] + 1));
+      byId(`${side}-page`).addEventListener("input", () => this.turn(side, Number(byId(`${side}-page`).value)));
+    }
+    onPart(() => {
+      this.part = null;
+    });
+    onToken((token, head, part) => this.show(part, head));
+    keepPainted(() => this.head && this.part && this.shade());
+  },
+
+  // Where queries and keys are the same tokens there is one list for both.
+  listFor(side) {
+    return this.part.isCross ? side : "query";
+  },
+
+  show(part, head) {
+    const isNew = part !== this.part;
+    Object.assign(this, { part, head });
+    if (isNew) {
+      byId("from-keys-box").hidden = !part.isCross;
+      byId("from-queries-heading").hidden = !part.isCross;
+      this.turn("query", 0, false);
+      if (part.isCross) this.turn("key", 0, false);
+    }
+    const list = this.listFor(chosen.side);
+    const page = Math.floor(chosen.index / TOKENS_A_PAGE);
+    if (page !== this.pages[list]) this.turn(list, page, false);
+    this.shade();
+  },
+
+  turn(list, page, repaint = true) {
+    const tokens = tokensOf(this.part, list);
+    const last = Math.max(0, Math.ceil(tokens.length / TOKENS_A_PAGE) - 1);
+    this.pages[list] = Math.min(last, Math.max(0, page));
+    const start = this.pages[list] * TOKENS_A_PAGE;
+    const end = Math.min(tokens.length, start + TOKENS_A_PAGE);
+    this.first[list] = start;
+    byId(`${list}-pages`).hidden = last === 0;
+    Object.assign(byId(`${list}-page`), { max: last, value: this.pages[list] });
+    byId(`${list}-page`).setAttribute("aria-valuetext", `tokens ${start} to ${end - 1}`);
+    byId(`${list}-page-back`).disabled = this.pages[list] === 0;
+    byId(`${list}-page-forth`).disabled = this.pages[list] === last;
+    byId(`${list}-page-readout`).textContent = `tokens ${start.toLocaleString("en")} to ${(end - 1).toLocaleString("en")} of ${tokens.length.toLocaleString("en")}`;
+    const prompt = this.part.data.num_prompt_tokens;
+    const children = [];
+    this.items[list] = tokens.slice(start, end).map((text, offset) => {
+      const index = start + offset;
+      const written = list === "query" && isWritten(this.part, index);
+      const item = make("span", { role: "option", "aria-selected": "false", class: written ? "written" : null }, makeToken(text));
+      item.addEventListener("click", () => this.choose(list, index));
+      if (list === "query" && index === prompt) children.push(make("span", { class: "says", role: "presentation" }, "written by the model:"));
+      children.push(item);
       return item;
     });
-    byId("from-tokens").append(...this.items);
-    roveFocus(byId("from-tokens"), this.items, (key, index) => {
-      if (key === "Enter" || key === " ") onChoose(index);
-      return { ArrowLeft: index - 1, ArrowRight: index + 1, Home: 0, End: this.items.length - 1 }[key] ?? null;
+    this.lists[list].replaceChildren(...children);
+    const items = this.items[list];
+    roveFocus(this.lists[list], items, (key, at) => {
+      if (key === "Enter" || key === " ") this.choose(list, start + at);
+      return { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: items.length - 1 }[key] ?? null;
     });
-    keepPainted(() => this.map && this.choose(this.query));
+    if (repaint) this.shade();
   },
 
-  show(map) {
-    this.map = map;
-    this.choose(Math.min(this.query, map.numQueries - 1));
+  choose(list, index) {
+    chooseToken(this.part.isCross ? list : chosen.side, index);
   },
 
-  choose(query) {
-    if (query >= this.map.numQueries) return;
-    this.query = query;
-    const { numKeys, bytes } = this.map;
-    const row = bytes.subarray(query * numKeys, (query + 1) * numKeys);
-    this.items.forEach((item, key) => {
-      const byte = row[key] ?? 0;
-      paintShade(item, byte / 255);
-      item.setAttribute("aria-selected", String(key === query));
-      item.title = `weight ${formatWeight(weightOf(byte))}`;
+  shade() {
+    const { part, head } = this;
+    const { side, index } = chosen;
+    const other = side === "query" ? "key" : "query";
+    const answer = side === "query" ? readsOf(part, head, index) : readersOf(part, head, index);
+    const weights = new Map((answer?.entries ?? []).map((entry) => [entry.index, entry.weight]));
+    document.querySelectorAll("[name=direction]").forEach((radio) => {
+      radio.checked = radio.value === side;
     });
-    byId("from-heading").replaceChildren("From one token: ", makeToken(tokenAt(query)), make("sub", {}, String(query)));
-    const top = Array.from(row.keys()).sort((one, other) => row[other] - row[one]).slice(0, NUM_TOP_KEYS);
-    byId("top-keys").replaceChildren(
-      ...top.filter((key) => weightOf(row[key]) >= SMALLEST_TOP_WEIGHT).map((key) => {
-        const weight = weightOf(row[key]);
-        const label = make("span", {}, makeToken(tokenAt(key)), make("sub", {}, String(key)));
-        return makeMeter(label, formatWeight(weight), weight);
-      }),
-    );
+    const [choosing, shading] = [this.listFor(side), this.listFor(other)];
+    for (const list of part.isCross ? ["query", "key"] : ["query"]) {
+      this.items[list].forEach((item, offset) => {
+        const at = this.first[list] + offset;
+        const weight = weights.get(at) ?? 0;
+        paintShade(item, list === shading ? Math.sqrt(weight) : null);
+        item.setAttribute("aria-selected", String(list === choosing && at === index));
+        if (list === shading) item.title = answer?.exact || weight ? `weight ${formatWeight(weight)}` : "not among the heaviest keys";
+        else item.removeAttribute("title");
+      });
+    }
+    const focusable = this.items[choosing][index - this.first[choosing]];
+    if (focusable) this.items[choosing].forEach((item) => (item.tabIndex = item === focusable ? 0 : -1));
+    byId("from-heading").replaceChildren(side === "query" ? "From one token: " : "To one token: ", makePlace(part, side, index));
+    byId("top-heading").textContent = side === "query" ? "What it reads most" : "Who reads it most";
+    const top = (answer?.entries ?? []).filter((entry) => entry.weight >= SMALLEST_TOP_WEIGHT).slice(0, NUM_TOP_KEYS);
+    const meters = top.map((entry) => makeMeter(makePlace(part, other, entry.index), formatWeight(entry.weight), entry.weight));
+    if (side === "query" && answer) {
+      const rest = answer.entries.slice(top.length).reduce((sum, entry) => sum + entry.weight, answer.rest);
+      if (rest >= SMALLEST_TOP_WEIGHT) meters.push(makeMeter("the rest, all other keys", formatWeight(Math.min(1, rest)), rest, "rest"));
+    }
+    if (!answer) meters.push(make("p", { class: "hint" }, "This page does not hold the weights of that token."));
+    byId("top-keys").replaceChildren(...meters);
   },
 };

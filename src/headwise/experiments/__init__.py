@@ -1,0 +1,1 @@
+"""Controlled experiments: tasks, training, and comparisons with intervals."""

@@ -1,0 +1,89 @@
+"""What a model's scores are worth: the loss that it learns from, and how often its answers are right."""
+
+from dataclasses import dataclass
+
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from headwise.experiments.examples import IGNORED
+
+
+def loss_sum(
+    scores: Float[Tensor, "*places answers classes"],
+    targets: Int[Tensor, "*places answers"],
+    *,
+    label_smoothing: float = 0.0,
+) -> tuple[Float[Tensor, ""], int]:
+    """Return the cross-entropy of all answers together, in nats, and how many they are.
+
+    It is a sum, so that parts of a batch, of whatever numbers of answers, add up to the mean of the whole.
+
+    Args:
+        scores: one number a class.
+        targets: the right class; IGNORED where none is asked for.
+        label_smoothing: share of the target that is spread over all classes.
+    """
+    total = functional.cross_entropy(
+        scores.flatten(0, -2).float(),
+        targets.flatten(),
+        ignore_index=IGNORED,
+        reduction="sum",
+        label_smoothing=label_smoothing,
+    )
+    return total, int((targets != IGNORED).sum())
+
+
+@dataclass
+class AnswerSums:
+    """Sums over texts, from which `metrics` makes means.
+
+    Attributes:
+        loss: of all answers, in nats, without smoothing.
+        answers, right: how many there were, and how many were right.
+        places, places_right: places with an answer, and those at which all K were right.
+        texts, texts_right: texts, and those whose every answer was right.
+    """
+
+    loss: float = 0.0
+    answers: int = 0
+    right: int = 0
+    places: int = 0
+    places_right: int = 0
+    texts: int = 0
+    texts_right: int = 0
+
+    def add(
+        self,
+        scores: Float[Tensor, "texts seq_len answers classes"],
+        targets: Int[Tensor, "texts seq_len answers"],
+    ) -> None:
+        """Add texts, each with one answer at the least."""
+        total, count = loss_sum(scores, targets)
+        is_asked = targets != IGNORED
+        is_right = (scores.argmax(dim=-1) == targets) | ~is_asked
+        has_answer = is_asked.any(dim=-1)
+        self.loss += total.item()
+        self.answers += count
+        self.right += int((is_right & is_asked).sum())
+        self.places += int(has_answer.sum())
+        self.places_right += int((is_right.all(dim=-1) & has_answer).sum())
+        self.texts += len(targets)
+        self.texts_right += int(is_right.flatten(1).all(dim=-1).sum())
+
+    def metrics(self) -> dict[str, float]:
+        """Return `loss` (nats an answer), `accuracy` (of answers), `exact` (of places), `whole` (of texts)."""
+        return {
+            "loss": self.loss / max(1, self.answers),
+            "accuracy": self.right / max(1, self.answers),
+            "exact": self.places_right / max(1, self.places),
+            "whole": self.texts_right / max(1, self.texts),
+        }
+
+
+def bucket_of(length: int, bounds: tuple[int, ...]) -> str:
+    """Name the bucket of a length: "<=10", "11-20", ">40" for bounds (10, 20, 40) and so on."""
+    for number, bound in enumerate(bounds):
+        if length <= bound:
+            return f"<={bound}" if number == 0 else f"{bounds[number - 1] + 1}-{bound}"
+    return f">{bounds[-1]}" if bounds else "all"

@@ -1,0 +1,86 @@
+"""Where runs happen: one after another here, or several at once in processes of this machine."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from headwise.config.checks import require_size
+from headwise.experiments.results import Run
+from headwise.experiments.run import RunSettings, run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A run to do, and the folder to keep it in."""
+
+    settings: RunSettings
+    folder: Path
+
+
+Done = Callable[[int, int], None]
+"""Called with the runs that are done and how many there are."""
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """A place that does runs."""
+
+    def run_all(self, jobs: Sequence[Job], *, done: Done | None = None) -> list[Run]:
+        """Do every job and return the results in the order of the jobs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalEngine:
+    """This machine: so many runs at once, each in a process of its own with so many threads.
+
+    Numbers do not depend on `workers`: a run has the same threads, and so adds up in the same order, however many run.
+
+    Args:
+        workers: processes at once; 1 = this process, one run after another.
+        threads: of each run.
+    """
+
+    workers: int = 1
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        require_size("workers", self.workers)
+        require_size("threads", self.threads)
+
+    def run_all(self, jobs: Sequence[Job], *, done: Done | None = None) -> list[Run]:
+        """Do every job and return the results in the order of the jobs; the first error ends all."""
+        results: dict[int, Run] = {}
+        for number, result in self._run(jobs):
+            results[number] = result
+            if done is not None:
+                done(len(results), len(jobs))
+        return [results[number] for number in range(len(jobs))]
+
+    def _run(self, jobs: Sequence[Job]) -> Iterator[tuple[int, Run]]:
+        if self.workers == 1:
+            before = torch.get_num_threads()
+            torch.set_num_threads(self.threads)
+            try:
+                for number, job in enumerate(jobs):
+                    yield number, run(job.settings, job.folder)
+            finally:
+                torch.set_num_threads(before)
+            return
+        # a fresh interpreter each: a fork would inherit torch's threads, which do not survive it
+        with ProcessPoolExecutor(self.workers, mp_context=get_context("spawn")) as pool:
+            futures = {pool.submit(_run_job, job, self.threads): number for number, job in enumerate(jobs)}
+            try:
+                for future in as_completed(futures):
+                    yield futures[future], future.result()
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _run_job(job: Job, threads: int) -> Run:
+    torch.set_num_threads(threads)
+    return run(job.settings, job.folder)
