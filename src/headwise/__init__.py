@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from headwise.inspection.monitoring.callbacks import AttentionLightningCallback as AttentionLightningCallback
     from headwise.inspection.monitoring.callbacks import AttentionTrainerCallback as AttentionTrainerCallback
     from headwise.inspection.monitoring.monitor import AttentionMonitor as AttentionMonitor
-    from headwise.inspection.relations import Relation as Relation
+    from headwise.inspection.relations.relation import Relation as Relation
     from headwise.inspection.roles.probe import probe_roles as probe_roles
     from headwise.inspection.rollout import attention_flow as attention_flow
     from headwise.inspection.rollout import attention_rollout as attention_rollout
@@ -183,7 +183,7 @@ _MODULE_OF = {
     "PatchEncoderConfig": "headwise.config.vision",
     "PrefixLM": "headwise.masks.sparse",
     "QuantizedCache": "headwise.caches.quantized",
-    "Relation": "headwise.inspection.relations",
+    "Relation": "headwise.inspection.relations.relation",
     "RollingCache": "headwise.caches.rolling",
     "Rotary": "headwise.config.attention",
     "RotaryPositions": "headwise.positions.rotary",

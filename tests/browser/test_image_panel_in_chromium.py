@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from headwise.api.inspect_results import InspectedModel
-from headwise.inspection.image import inspect_image
+from headwise.inspection.images.inspect_image import inspect_image
 from headwise.report.inspect_page import render_inspection
 
 pytestmark = pytest.mark.browser

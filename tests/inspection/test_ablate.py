@@ -295,7 +295,7 @@ def test_the_model_is_as_it_was_after_an_exception(mode):
         raise MidwayError
     assert state() == before
     assert all(torch.equal(weight, weights[name]) for name, weight in model.state_dict().items())
-    with pytest.raises(ValueError, match="specify exactly one"):  # a reference that the model cannot be called with
+    with pytest.raises(ModelError, match="must hold input_ids for BertModel; got input_idz"):
         ablated(model, GONE, "mean", reference={"input_idz": IDS}).__enter__()
     assert state() == before
 

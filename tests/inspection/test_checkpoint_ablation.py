@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from headwise.inspection.ablation.ablate import ablated
-from headwise.inspection.default_text import default_texts
+from headwise.inspection.texts.default_text import default_texts
 
 pytestmark = [
     pytest.mark.checkpoint,

@@ -8,8 +8,8 @@ import torch
 import transformers
 
 from headwise.inspection.capture.readers import open_reader
-from headwise.inspection.default_text import default_texts
 from headwise.inspection.inspect import inspect_texts
+from headwise.inspection.texts.default_text import default_texts
 
 pytestmark = [
     pytest.mark.checkpoint,

@@ -12,7 +12,7 @@ from headwise.errors import ModelError, TextError
 from headwise.inspection.detail import Detail
 from headwise.inspection.inspect import inspect_inputs, inspect_stacks_of_inputs
 from headwise.inspection.maps import LayerMaps, LayerOverviews, LayerTopKeys
-from headwise.inspection.relations import Relation
+from headwise.inspection.relations.relation import Relation
 from headwise.inspection.statistics.counted import count_block
 from headwise.inspection.statistics.kinds import TokenKinds
 from headwise.inspection.statistics.sums import LayerSums

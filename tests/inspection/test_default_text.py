@@ -1,4 +1,4 @@
-from headwise.inspection.default_text import MIN_WORDS, NUM_TEXTS, default_texts
+from headwise.inspection.texts.default_text import MIN_WORDS, NUM_TEXTS, default_texts
 
 
 def test_default_texts_are_distinct_whole_paragraphs_of_prose():

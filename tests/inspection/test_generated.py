@@ -11,7 +11,6 @@ from torch import nn
 
 from headwise.errors import ModelError, TextError
 from headwise.inspection.detail import Detail
-from headwise.inspection.generated import generated_ids
 from headwise.inspection.inspect import (
     inspect_inputs,
     inspect_reading,
@@ -19,9 +18,10 @@ from headwise.inspection.inspect import (
     inspect_stacks_of_inputs,
     inspect_texts,
 )
-from headwise.inspection.pairs import GENERATED_TOKENS
-from headwise.inspection.prepare import prepare_texts
-from headwise.inspection.relations import Relation
+from headwise.inspection.relations.relation import Relation
+from headwise.inspection.texts.generated import generated_ids
+from headwise.inspection.texts.pairs import GENERATED_TOKENS
+from headwise.inspection.texts.prepare import prepare_texts
 
 WORDS = ["<pad>", "</s>", "<unk>", "<s>", *"abcdefghijklmnopq"]
 VOCAB, PAD, END, START = len(WORDS), 0, 1, 3

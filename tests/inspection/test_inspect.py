@@ -13,7 +13,7 @@ from headwise.errors import ConfigError, ModelError, TextError
 from headwise.inspection.detail import Detail
 from headwise.inspection.inspect import inspect_inputs, inspect_texts
 from headwise.inspection.maps import weights_to_bytes
-from headwise.inspection.relations import Relation
+from headwise.inspection.relations.relation import Relation
 from headwise.integrations import layer_weights
 from headwise.masks.data import KeyPadding
 from headwise.nn.multihead import MultiHeadAttention

@@ -5,7 +5,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import PreTrainedTokenizerFast
 
 from headwise.errors import TextError
-from headwise.inspection.labelled import relations_between_words
+from headwise.inspection.relations.labelled import relations_between_words
 
 TEXTS = ("the cats chase it", "a mouse")
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "cat", "##s", "chase", "it", "a", "mo", "##us", "##e"]

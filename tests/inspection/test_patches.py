@@ -12,8 +12,8 @@ from torch import nn
 
 from headwise.errors import ModelError
 from headwise.inspection.detail import Detail
-from headwise.inspection.image import inspect_image, to_picture, to_png, vision_part
-from headwise.inspection.patches import PatchPlaces
+from headwise.inspection.images.inspect_image import inspect_image, to_picture, to_png, vision_part
+from headwise.inspection.images.patches import PatchPlaces
 from headwise.nn.c3tr import C3TR
 from headwise.nn.vision import PatchEncoder
 from headwise.png import read_png

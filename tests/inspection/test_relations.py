@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from headwise.errors import TextError
-from headwise.inspection.relations import Relation, RelationSums, require_tokens, to_scores
+from headwise.inspection.relations.relation import Relation, RelationSums, require_tokens, to_scores
 from headwise.inspection.results import HeadRelation, Inspection, RelationScores
 from headwise.inspection.statistics.counted import count_block
 from headwise.inspection.statistics.kinds import TokenKinds

@@ -7,8 +7,8 @@ import pytest
 import torch
 import transformers
 
-from headwise.inspection.default_text import default_texts
 from headwise.inspection.roles.probe import probe_roles
+from headwise.inspection.texts.default_text import default_texts
 
 pytestmark = pytest.mark.checkpoint
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from headwise.inspection.roles.texts import batches_of_windows, draw_repeats, is_punctuation
-from headwise.inspection.windows import Window
+from headwise.inspection.texts.windows import Window
 
 
 def window(ids, labels=None, separators=None):

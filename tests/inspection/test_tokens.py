@@ -2,7 +2,7 @@ import tokenizers
 import transformers
 from tokenizers import models, pre_tokenizers
 
-from headwise.inspection.tokens import UNREADABLE, label_by_decoding, label_by_offsets, show_spaces
+from headwise.inspection.texts.tokens import UNREADABLE, label_by_decoding, label_by_offsets, show_spaces
 
 
 def byte_tokenizer():

@@ -6,7 +6,7 @@ import transformers
 from tokenizers import models, pre_tokenizers, processors
 
 from headwise.errors import TextError
-from headwise.inspection.windows import cut_into_windows, model_length
+from headwise.inspection.texts.windows import cut_into_windows, model_length
 
 WORDS = ["[CLS]", "[SEP]", "[UNK]", *"abcdefgh"]
 

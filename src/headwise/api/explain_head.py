@@ -10,13 +10,13 @@ from torch import nn
 from headwise.api.example import example_inputs
 from headwise.config.attention import AttentionConfig, Rotary
 from headwise.errors import ModelError, TextError
-from headwise.inspection.default_text import default_texts
+from headwise.inspection.texts.default_text import default_texts
+from headwise.inspection.texts.windows import Window, cut_into_windows, model_length
 from headwise.inspection.walkthrough.head_reading import HeadReading, read_head
 from headwise.inspection.walkthrough.head_steps import explain_reading
 from headwise.inspection.walkthrough.pairs import RotationPairs
 from headwise.inspection.walkthrough.results import HeadExplanation
 from headwise.inspection.walkthrough.words import find_word
-from headwise.inspection.windows import Window, cut_into_windows, model_length
 from headwise.integrations.transformers_attention import is_transformers_model
 from headwise.loading.module import LoadedModule
 from headwise.nn.multihead import MultiHeadAttention

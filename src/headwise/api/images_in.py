@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from headwise.api.page_budget import CHARS_PER_KEY, TOP_KEY_CHARS, count_heads
 from headwise.errors import HeadwiseError, ModelError, describe
 from headwise.inspection.detail import NO_DETAIL, Detail
-from headwise.inspection.image import MAX_MAP_TOKENS, PIXELS, inspect_image, vision_part
+from headwise.inspection.images.inspect_image import MAX_MAP_TOKENS, PIXELS, inspect_image, vision_part
 from headwise.inspection.results import Inspection
 from headwise.integrations.transformers_attention import is_transformers_model
 from headwise.loading.images import read_image

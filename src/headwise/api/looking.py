@@ -9,14 +9,14 @@ from headwise.api.example import example_inputs
 from headwise.api.images_in import look_at_image, look_at_pixels
 from headwise.api.page_budget import count_heads, keep
 from headwise.errors import TextError
-from headwise.inspection.default_text import default_texts
 from headwise.inspection.detail import NO_DETAIL, Detail
-from headwise.inspection.image import reads_images_alone
+from headwise.inspection.images.inspect_image import reads_images_alone
+from headwise.inspection.images.patches import image_in
 from headwise.inspection.inspect import inspect_inputs, inspect_reading, inspect_stacks, inspect_stacks_of_inputs
-from headwise.inspection.pairs import is_encoder_decoder
-from headwise.inspection.patches import image_in
-from headwise.inspection.prepare import prepare_texts
 from headwise.inspection.results import Inspection
+from headwise.inspection.texts.default_text import default_texts
+from headwise.inspection.texts.pairs import is_encoder_decoder
+from headwise.inspection.texts.prepare import prepare_texts
 from headwise.loading.module import LoadedModule
 
 DEFAULT_TEXT_TOKENS = 128  # a paragraph of the default text: 126 tokens and the two that BERT puts around them

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from headwise.api.looking import DEFAULT_TEXT_TOKENS, MAIN, MAX_TEXT_TOKENS, Read, look_at_stacks
 from headwise.errors import ModelError, TextError
-from headwise.inspection.default_text import default_texts
 from headwise.inspection.detail import Detail
-from headwise.inspection.labelled import relations_between_words
-from headwise.inspection.pairs import is_encoder_decoder
-from headwise.inspection.relations import Relation
+from headwise.inspection.relations.labelled import relations_between_words
+from headwise.inspection.relations.relation import Relation
 from headwise.inspection.results import Inspection
 from headwise.inspection.roles.untrained import untrained_twin
-from headwise.inspection.windows import model_length
+from headwise.inspection.texts.default_text import default_texts
+from headwise.inspection.texts.pairs import is_encoder_decoder
+from headwise.inspection.texts.windows import model_length
 from headwise.loading.module import LoadedModule
 from headwise.loading.relations import read_relations
 

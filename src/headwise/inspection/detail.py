@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from headwise.config.checks import require_size
-from headwise.inspection.relations import Relation
+from headwise.inspection.relations.relation import Relation
 from headwise.inspection.results import Inspection
 
 

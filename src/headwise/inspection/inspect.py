@@ -14,12 +14,12 @@ from headwise.inspection.capture.readers import open_reader, open_stacks, requir
 from headwise.inspection.capture.reading import Batch, Progress, ShownTokens, read_batches, read_stacks
 from headwise.inspection.detail import NO_DETAIL, Detail
 from headwise.inspection.maps import MAX_MAP_TOKENS
-from headwise.inspection.prepare import prepare_texts
-from headwise.inspection.relations import require_tokens
+from headwise.inspection.relations.relation import require_tokens
 from headwise.inspection.results import Inspection
-from headwise.inspection.stack_tokens import kinds_of, side_of, told_kinds
 from headwise.inspection.statistics.kinds import TokenKinds, told_padding
-from headwise.inspection.texts import TextReading, require_shown
+from headwise.inspection.texts.batches import TextReading, require_shown
+from headwise.inspection.texts.prepare import prepare_texts
+from headwise.inspection.texts.stack_tokens import kinds_of, side_of, told_kinds
 from headwise.integrations.layer_weights import LayerWeights
 from headwise.integrations.transformers_attention import is_transformers_model
 

@@ -9,7 +9,7 @@ from headwise.inspection.capture.quiet_passes import Inputs
 from headwise.inspection.capture.readers import Reader, StackObserver, StackReader
 from headwise.inspection.detail import NO_DETAIL, Detail
 from headwise.inspection.maps import LayerMaps, LayerOverviews, LayerTopKeys
-from headwise.inspection.relations import RelationSums, to_scores
+from headwise.inspection.relations.relation import RelationSums, to_scores
 from headwise.inspection.results import AttentionMap, Inspection, TopKeys
 from headwise.inspection.statistics.kinds import TokenKinds
 from headwise.inspection.statistics.similarity import ModelDivergence

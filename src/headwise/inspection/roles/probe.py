@@ -11,15 +11,15 @@ from headwise.errors import ModelError, TextError
 from headwise.inspection.capture.checked_inputs import require_module
 from headwise.inspection.capture.readers import open_reader, open_stacks, require_stack
 from headwise.inspection.capture.reading import Progress, shorten
-from headwise.inspection.default_text import default_texts
-from headwise.inspection.pairs import is_encoder_decoder
 from headwise.inspection.roles.results import HeadRole, HeadRoles, RoleExample, RoleProbe
 from headwise.inspection.roles.rule import UNIFORM, Score, holds, threshold
 from headwise.inspection.roles.sources import Source, prose, random_repeats, read_vocabulary
 from headwise.inspection.roles.sums import RoleSums
 from headwise.inspection.roles.texts import OFFSETS, RoleTexts, offset_name
 from headwise.inspection.roles.untrained import untrained_twin
-from headwise.inspection.windows import model_length
+from headwise.inspection.texts.default_text import default_texts
+from headwise.inspection.texts.pairs import is_encoder_decoder
+from headwise.inspection.texts.windows import model_length
 from headwise.integrations.layer_weights import LayerWeights
 from headwise.integrations.transformers_attention import is_transformers_model
 

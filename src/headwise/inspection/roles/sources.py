@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from headwise.errors import ModelError, TextError
 from headwise.inspection.roles.texts import RoleTexts, batches_of_windows, draw_repeats
-from headwise.inspection.tokens import label_by_decoding
-from headwise.inspection.windows import cut_into_windows, require_window
+from headwise.inspection.texts.tokens import label_by_decoding
+from headwise.inspection.texts.windows import cut_into_windows, require_window
 from headwise.integrations.transformers_attention import is_transformers_model
 
 NUM_RANDOM = 40  # tokens of one copy, where model and vocabulary have room for them

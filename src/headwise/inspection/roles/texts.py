@@ -18,7 +18,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from headwise.inspection.roles.keys import KeySet, OneKey, RoleKeys, other_than
-from headwise.inspection.windows import Window
+from headwise.inspection.texts.windows import Window
 
 FIRST_OFFSET, LAST_OFFSET = 2, 8  # nearer ones are roles of their own: previous, next, self
 OFFSETS = tuple(sign * size for size in range(FIRST_OFFSET, LAST_OFFSET + 1) for sign in (-1, 1))

@@ -14,7 +14,7 @@ from headwise.inspection.capture.quiet_passes import Inputs
 from headwise.inspection.capture.readers import open_reader
 from headwise.inspection.capture.reading import Batch, read_batches
 from headwise.inspection.detail import NO_DETAIL, Detail
-from headwise.inspection.patches import PatchPlaces, find_patches, image_in
+from headwise.inspection.images.patches import PatchPlaces, find_patches, image_in
 from headwise.inspection.results import Inspection, PatchGrid
 from headwise.inspection.statistics.kinds import TokenKinds
 from headwise.integrations.transformers_attention import is_transformers_model

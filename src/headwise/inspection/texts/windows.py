@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from headwise.errors import TextError
-from headwise.inspection.tokens import label_by_decoding, label_by_offsets, name_token
+from headwise.inspection.texts.tokens import label_by_decoding, label_by_offsets, name_token
 
 NO_LIMIT = 10**9  # tokenizers without a length write a huge number (1e30) instead
 

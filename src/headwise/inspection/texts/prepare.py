@@ -6,8 +6,8 @@ from typing import Any
 from torch import nn
 
 from headwise.errors import ModelError, TextError
-from headwise.inspection.pairs import in_pairs, is_encoder_decoder
-from headwise.inspection.texts import TextReading, continued, in_windows
+from headwise.inspection.texts.batches import TextReading, continued, in_windows
+from headwise.inspection.texts.pairs import in_pairs, is_encoder_decoder
 from headwise.integrations.transformers_attention import is_transformers_model
 
 

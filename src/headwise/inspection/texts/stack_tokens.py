@@ -11,8 +11,8 @@ from headwise.inspection.capture.quiet_passes import Inputs
 from headwise.inspection.capture.readers import StackReader
 from headwise.inspection.capture.stacks import Stack
 from headwise.inspection.capture.told_tokens import told_tokens
-from headwise.inspection.pairs import is_encoder_decoder
 from headwise.inspection.statistics.kinds import TokenKinds
+from headwise.inspection.texts.pairs import is_encoder_decoder
 from headwise.integrations.layer_weights import LayerWeights
 from headwise.integrations.transformers_attention import is_transformers_model
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from headwise.errors import TextError
-from headwise.inspection.generated import generated_ids, require_writer
-from headwise.inspection.relations import Relation, require_tokens
+from headwise.inspection.relations.relation import Relation, require_tokens
 from headwise.inspection.statistics.kinds import TokenKinds
-from headwise.inspection.tokens import label_by_decoding
-from headwise.inspection.windows import Window, cut_into_windows, model_length, require_window, turns_positions
+from headwise.inspection.texts.generated import generated_ids, require_writer
+from headwise.inspection.texts.tokens import label_by_decoding
+from headwise.inspection.texts.windows import Window, cut_into_windows, model_length, require_window, turns_positions
 
 MANY_UNKNOWN = 0.1  # share of unknown tokens from which a text is foreign to the tokenizer
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from headwise.errors import ModelError, TextError
-from headwise.inspection.generated import generated_ids
-from headwise.inspection.texts import TextBatch, TextReading, notes_on_unknown, pad, require_shown
-from headwise.inspection.tokens import label_by_decoding
-from headwise.inspection.windows import Window, cut_into_windows, model_length
+from headwise.inspection.texts.batches import TextBatch, TextReading, notes_on_unknown, pad, require_shown
+from headwise.inspection.texts.generated import generated_ids
+from headwise.inspection.texts.tokens import label_by_decoding
+from headwise.inspection.texts.windows import Window, cut_into_windows, model_length
 from headwise.integrations.transformers_attention import is_transformers_model
 
 GENERATED_TOKENS = 32  # that an encoder-decoder writes where nothing is said: a sentence

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headwise.errors import TextError
-from headwise.inspection.relations import Relation
-from headwise.inspection.windows import cut_into_windows
+from headwise.inspection.relations.relation import Relation
+from headwise.inspection.texts.windows import cut_into_windows
 
 Span = tuple[int, int]
 

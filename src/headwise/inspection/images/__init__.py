@@ -1,0 +1,1 @@
+"""Images as models read them: in patches."""

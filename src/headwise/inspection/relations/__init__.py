@@ -1,0 +1,1 @@
+"""Tokens that belong together, and which heads follow them."""

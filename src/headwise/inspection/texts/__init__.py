@@ -1,0 +1,1 @@
+"""Texts as models read them: in windows, in pairs, or continued."""
