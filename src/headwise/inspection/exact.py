@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from headwise.errors import ModelError, TextError
 from headwise.inspection.capture.quiet_passes import Inputs
-from headwise.inspection.capture.readers import Reader, open_reader
+from headwise.inspection.capture.readers import Reader, open_reader, open_stacks
 from headwise.inspection.statistics.kinds import told_padding
+from headwise.inspection.texts.stack_tokens import told_kinds
 from headwise.integrations.layer_weights import GivenWeights, LayerWeights
 
 
@@ -45,10 +46,16 @@ def read_weights(
         ModelError: the model's attention cannot be read, or there is no such layer or head.
         TextError: there is no such text or row.
     """
-    if real_tokens is None:
-        real_tokens = told_padding(model, inputs)
+    real_keys = None
     reader = open_reader(model, inputs, stack=stack)
-    found = weights_of_heads(reader, inputs, [(layer, head)], rows=rows, text=text, real_tokens=real_tokens)
+    if stack is not None:  # whose padding is whose is told by one more pass
+        kinds = told_kinds(model, open_stacks(model, inputs), inputs, real_tokens=real_tokens)[stack]
+        real_tokens, real_keys = kinds.real, kinds.real_keys
+    elif real_tokens is None:
+        real_tokens = told_padding(model, inputs)
+    found = weights_of_heads(
+        reader, inputs, [(layer, head)], rows=rows, text=text, real_tokens=real_tokens, real_keys=real_keys
+    )
     return found[layer, head]
 
 
@@ -59,7 +66,8 @@ def weights_of_heads(
     *,
     rows: Sequence[int] | None = None,
     text: int = 0,
-    real_tokens: Bool[Tensor, "batch seq_len"] | None = None,
+    real_tokens: Bool[Tensor, "batch query_len"] | None = None,
+    real_keys: Bool[Tensor, "batch key_len"] | None = None,
 ) -> dict[tuple[int, int], Float[Tensor, "rows keys"]]:
     """Return the exact weights of some heads on one text, in one pass over the model.
 
@@ -68,7 +76,8 @@ def weights_of_heads(
         inputs: as of `read_weights`.
         heads: (layer, head) of each.
         rows, text: as of `read_weights`.
-        real_tokens: (B, T) which tokens are no padding. Default: what the layer is told, else all.
+        real_tokens: (B, T) which queries are no padding. Default: what a layer of self-attention is told, else all.
+        real_keys: (B, S) which keys of cross-attention are no padding. Default: what the layer is told, else all.
 
     Raises:
         ModelError: there is no such layer or head.
@@ -82,7 +91,7 @@ def weights_of_heads(
         num_layers = number + 1
         chosen = dict.fromkeys(head for of_layer, head in heads if of_layer == number)
         for head in chosen:
-            found[number, head] = _rows_of_head(layer, head, rows, text, real_tokens)
+            found[number, head] = _rows_of_head(layer, head, rows, text, real_tokens, real_keys)
 
     reader.read(inputs, observe)
     for number, _ in heads:
@@ -92,15 +101,22 @@ def weights_of_heads(
 
 
 def _rows_of_head(
-    layer: LayerWeights, head: int, rows: Sequence[int] | None, text: int, real_tokens: Tensor | None
+    layer: LayerWeights,
+    head: int,
+    rows: Sequence[int] | None,
+    text: int,
+    real_tokens: Tensor | None,
+    real_keys: Tensor | None,
 ) -> Tensor:
-    num_texts, num_heads, query_len, _ = layer.shape
+    num_texts, num_heads, query_len, key_len = layer.shape
     if not 0 <= head < num_heads:
         raise ModelError(f"head must be a number from 0 to {num_heads - 1}; got {head}")
     if not 0 <= text < num_texts:
         raise TextError(f"text must be a row of the batch, from 0 to {num_texts - 1}; got {text}")
-    real = layer.real_tokens if real_tokens is None else real_tokens
-    own = list(range(query_len)) if real is None else real[text].nonzero().flatten().tolist()
+    is_cross = real_keys is not None or query_len != key_len
+    told = layer.real_tokens
+    own = _places(query_len, real_tokens, None if is_cross else told, text=text)
+    own_keys = _places(key_len, real_keys, told, text=text) if is_cross else own
     for row in rows or ():
         if not 0 <= row < len(own):
             raise TextError(f"rows must be tokens of the text, from 0 to {len(own) - 1}; got {row}")
@@ -110,4 +126,19 @@ def _rows_of_head(
         device = (layer.weights if isinstance(layer, GivenWeights) else layer.query).device
         of_head = of_head.of_rows(torch.tensor([queries], dtype=torch.int64, device=device))
     weights = of_head.block(0, len(queries)).weights[0, 0]
-    return weights if len(own) == layer.shape[3] else weights[:, own]
+    return weights if len(own_keys) == key_len else weights[:, own_keys]
+
+
+def _places(length: int, *known: Tensor | None, text: int) -> list[int]:
+    """Return the real tokens of a text by the first mask that is known; all of them where none is.
+
+    Raises:
+        TextError: the mask is of another length.
+    """
+    real = next((each for each in known if each is not None), None)
+    if real is None:
+        return list(range(length))
+    if real.shape[1] != length:
+        raise TextError(f"real_tokens must say of each of {length} tokens whether it is real; got {real.shape[1]}")
+    places: list[int] = real[text].nonzero().flatten().tolist()
+    return places

@@ -12,6 +12,7 @@ from headwise.errors import ModelError, TextError
 from headwise.inspection.capture.quiet_passes import Inputs, count_texts
 from headwise.inspection.capture.readers import open_reader, open_stacks, require_stack
 from headwise.inspection.capture.reading import Batch, Progress, ShownTokens, read_batches, read_stacks
+from headwise.inspection.capture.told_tokens import hear_masks
 from headwise.inspection.detail import NO_DETAIL, Detail
 from headwise.inspection.maps import MAX_MAP_TOKENS
 from headwise.inspection.relations.relation import require_tokens
@@ -225,8 +226,10 @@ def inspect_inputs(
                 everything = torch.ones(batch, query_len, dtype=torch.bool)
                 found.append(everything if layer.real_tokens is None else layer.real_tokens.cpu())
 
-        reader.read(inputs, look)
-        real_tokens = found[0]
+        with hear_masks(module) as heard:
+            reader.read(inputs, look)
+        told = heard.get("attention_mask")
+        real_tokens = told if told is not None and told.shape == found[0].shape else found[0]
         if is_transformers_model(module) and len(real_tokens) != count_texts(inputs):
             raise ModelError(
                 "every attention layer must read each text or image by itself and whole; the first of "

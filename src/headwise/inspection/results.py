@@ -31,6 +31,7 @@ class HeadStatistics(Result):
         layer, head: which one, from 0.
         entropy: of a query's weights, in nats.
         normalized_entropy: entropy / log(visible keys), over queries that see two keys or more; 0: one key, 1: uniform.
+            Weights beside a sink sum to less than 1, and may then have more: n / (e log n), 1.06 for n = 2 keys.
         sparsity: share of the visible keys that hold less than a tenth of the uniform weight 1 / (visible keys).
         distance: mean |query index - key index|, weighted by attention, in tokens. None, as all that is measured along
             a text, where the keys are of another one (cross-attention).

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from headwise.errors import ModelError
+from headwise.integrations.fast_path import without_fast_path
 from headwise.integrations.output_projection import OutputProjection
 
 Edit = Callable[[OutputProjection, Float[Tensor, "batch num_tokens num_heads head_dim"]], Tensor]
@@ -77,8 +78,7 @@ def edit_heads(model: nn.Module, projections: Sequence[OutputProjection], edit: 
             else:
                 undo.callback(module.register_forward_pre_hook(_first_argument(change)).remove)
         if any(isinstance(module, nn.MultiheadAttention) for module in sharers):
-            undo.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
-            torch.backends.mha.set_fastpath_enabled(False)
+            undo.enter_context(without_fast_path())
         yield passes
 
 

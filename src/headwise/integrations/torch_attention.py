@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import UnsupportedError
+from headwise.integrations.fast_path import without_fast_path
 from headwise.integrations.layer_weights import (
     AttentionCall,
     Listener,
@@ -55,12 +56,10 @@ def observe_multihead_attention(
         yield
         return
     handles = [layer.register_forward_pre_hook(before_forward, with_kwargs=True) for layer in layers]
-    fastpath = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
     try:
-        yield
+        with without_fast_path():
+            yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fastpath)
         for handle in handles:
             handle.remove()
 

@@ -36,7 +36,7 @@ def projections_of(model: nn.Module, stack: str | None = None) -> tuple[OutputPr
     if stack is None and len(own) == 1:
         stack = own[0]
     if stack not in [each.name for each in stacks.values()]:
-        known = ", ".join(f"{each.name!r} ({each.num_layers} layers)" for each in stacks.values())
+        known = ", ".join(map(str, stacks.values()))
         raise ModelError(f"stack must be one of {type(model).__name__}'s: {known}; got {stack!r}")
     members = [part for part, place in zip(parts, places, strict=True) if stacks[place].name == stack]
     return find_output_projections(model, members)

@@ -4,9 +4,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError, ModelError
+from headwise.inspection.capture.positions import turns_positions
 from headwise.integrations.transformers_attention import is_transformers_model
 
 IDS = ("input_ids", "decoder_input_ids")
@@ -47,7 +49,7 @@ def explained(model: nn.Module, inputs: Any) -> Iterator[None]:
         reason = next(_reasons(model, inputs), None)
     try:
         yield
-    except HeadwiseError:
+    except (HeadwiseError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         if reason is None:
@@ -88,7 +90,7 @@ def _reasons(model: Any, told: Mapping[str, Any]) -> Iterator[str]:
             wrong = least if least < 0 else most
             yield f"{name} must be tokens of {type(model).__name__}, from 0 to {num_ids - 1}; got {wrong}"
         longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        if isinstance(longest, int) and ids.shape[-1] > longest:
+        if isinstance(longest, int) and ids.shape[-1] > longest and not turns_positions(model):
             yield (
                 f"{name} must hold at most {longest} tokens a text, as {type(model).__name__} has no more positions; "
                 f"got {ids.shape[-1]}: cut them, or give the text itself to headwise.inspect, which reads it in windows"

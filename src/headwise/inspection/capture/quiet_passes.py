@@ -41,7 +41,8 @@ def run_without_cache(model: Any, inputs: Inputs, **keywords: Any) -> Any:
         raise ModelError("a Hugging Face model is run with keyword arguments; give inputs as a dict")
     has_cache = getattr(model.config, "use_cache", None) is not None
     with explained(model, inputs):
-        return model(**inputs, **keywords, use_cache=False) if has_cache else model(**inputs, **keywords)
+        without_cache = {"use_cache": False} if has_cache else {}
+        return model(**{**inputs, **keywords, **without_cache})  # what looking needs goes before what was asked for
 
 
 def trial_text(model: Any, inputs: Inputs) -> Inputs:
@@ -58,7 +59,7 @@ def trial_text(model: Any, inputs: Inputs) -> Inputs:
     if hasattr(model.config, "attention_type") or not all(_goes_by_tokens(*item) for item in first.items()):
         return first
     mask = first.get("attention_mask")
-    start = 0 if mask is None else int(mask[0].argmax())
+    start = 0 if mask is None else int((mask[0] != 0).int().argmax())
     return {
         name: each[:, :TRIAL_TOKENS] if name.startswith("decoder_") else each[:, start : start + TRIAL_TOKENS]
         for name, each in first.items()

@@ -14,6 +14,7 @@ from headwise.inspection.capture.quiet_passes import Inputs, quietly, run, run_w
 from headwise.inspection.capture.stacks import Place, Stack, StackNames
 from headwise.integrations.layer_weights import AttentionCall, LayerWeights
 from headwise.integrations.transformers_attention import is_transformers_model
+from headwise.integrations.wrappers import unwrapped
 
 Observer = Callable[[int, LayerWeights], None]
 StackObserver = Callable[[str, int, LayerWeights], None]
@@ -103,6 +104,7 @@ def open_stacks(model: nn.Module, example: Inputs) -> StackReader:
     Raises:
         ModelError: the model is of another kind, or its attention cannot be read whole.
     """
+    model = unwrapped(model) if isinstance(model, nn.Module) else model
     if is_transformers_model(model):
         return _open_transformers(model, example)
     trial = Trial()

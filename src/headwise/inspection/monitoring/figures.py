@@ -72,7 +72,7 @@ def _products(layer: ProjectedWeights, block: WeightBlock) -> Tensor:
 
 
 def _count(block: WeightBlock, stands_for: Tensor, real_keys: Tensor) -> CountedBlock:
-    """Find what counts of a block of drawn queries, in the dtype of its weights."""
+    """Find what counts of a block, as `count_block` does, but of drawn queries and in float32, at half the cost."""
     is_query = stands_for > 0
     visible = block.visible & real_keys[:, None, None, :] & is_query.unsqueeze(-1)
     return CountedBlock(

@@ -129,7 +129,8 @@ class RoleProbe(Result):
     def to_text(self) -> str:
         """Return the roles that heads hold, one a line, with both nulls and the clearest pair."""
         held = self.held()
-        prose = f"{self.num_tokens} tokens in {self.num_windows} windows and " if self.num_windows else ""
+        windows = "1 window" if self.num_windows == 1 else f"{self.num_windows} windows"
+        prose = f"{self.num_tokens} tokens in {windows} and " if self.num_windows else ""
         lines = [
             f"{len(held)} {'role holds' if len(held) == 1 else 'roles hold'} among {len(self.heads)} heads, read on "
             f"{prose}{self.num_repeats} texts of {self.num_random} random tokens that come twice"

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from headwise.errors import ModelError, TextError
 from headwise.inspection.roles.texts import RoleTexts, batches_of_windows, draw_repeats
+from headwise.inspection.texts.batches import pad_id_of
 from headwise.inspection.texts.tokens import label_by_decoding
 from headwise.inspection.texts.windows import cut_into_windows, require_window
 from headwise.integrations.transformers_attention import is_transformers_model
@@ -97,7 +98,7 @@ def read_vocabulary(model: nn.Module, vocabulary: Any, first_id: int | None) -> 
         raise TextError(f"first_id must be a token of the vocabulary, from 0 to {known - 1}; got {first_id}")
     reserved = special_ids | {first_id}
     drawable = torch.tensor([token for token in range(min(num_ids, known)) if token not in reserved])
-    pad_id = getattr(tokenizer, "pad_token_id", None) or 0  # any id will do: padding is masked and never counts
+    pad_id = pad_id_of(tokenizer)
     return Vocabulary(
         tokenizer=tokenizer,
         drawable=drawable,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from headwise.inspection.capture.quiet_passes import Inputs
 from headwise.inspection.capture.told_tokens import told_tokens
 from headwise.integrations.transformers_attention import is_transformers_model
+from headwise.integrations.wrappers import unwrapped
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +55,7 @@ class TokenKinds:
 
 def told_padding(module: nn.Module, inputs: Inputs) -> Bool[Tensor, "batch seq_len"] | None:
     """Return which tokens are no padding, where a Hugging Face model is told so by its `attention_mask`; else None."""
+    module = unwrapped(module)
     if isinstance(inputs, Mapping) and is_transformers_model(module):
         return told_tokens(module, (), inputs)
     return None

@@ -13,13 +13,15 @@ from headwise.inspection.statistics.kinds import TokenKinds
 from headwise.integrations.layer_weights import LayerWeights, block_ranges
 
 MAX_TOKENS_ACROSS = 1024  # every two heads of a model are met: 36,000 pairs in one of 30 layers and 9 heads
+REST_FROM = 1e-5  # float32 weights sum to 1 but for some 1e-6: what is missing beyond lies on no key
 
 
 class DivergenceSums:
     """Sums of the Jensen-Shannon divergence between every two heads, over the queries that count for both.
 
     Of two distributions p and q over the keys of a query it is H((p + q) / 2) - (H(p) + H(q)) / 2, with the entropy H
-    in nats: 0 where they are the same, log 2 = 0.69 where they share no key.
+    in nats: 0 where they are the same, log 2 = 0.69 where they share no key. What of a query's weight lies on no real
+    key (on a sink, on padding) counts as one more key.
 
     Source: Clark et al. 2019, "What Does BERT Look At?", section 6 (clustering of heads; a sum over words there, a mean
     here).
@@ -39,6 +41,9 @@ class DivergenceSums:
         counts: Bool[Tensor, "batch num_heads rows"],
     ) -> None:
         """Add the weights of queries, and for which heads each of them counts."""
+        rest = 1 - weights.sum(dim=-1, keepdim=True)
+        if bool((rest > REST_FROM).any()):
+            weights = torch.cat([weights, rest.where(rest > REST_FROM, 0.0)], dim=-1)
         entropy = torch.special.entr(weights).sum(dim=-1)
         for head in range(len(self.sums)):
             # heads before this one have met it already

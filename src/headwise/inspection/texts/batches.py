@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from headwise.errors import TextError
+from headwise.inspection.capture.positions import turns_positions
 from headwise.inspection.relations.relation import Relation, require_tokens
 from headwise.inspection.statistics.kinds import TokenKinds
 from headwise.inspection.texts.generated import generated_ids, require_writer
 from headwise.inspection.texts.tokens import label_by_decoding
-from headwise.inspection.texts.windows import Window, cut_into_windows, model_length, require_window, turns_positions
+from headwise.inspection.texts.windows import Window, cut_into_windows, model_length, require_window
 
 MANY_UNKNOWN = 0.1  # share of unknown tokens from which a text is foreign to the tokenizer
 
@@ -113,7 +114,7 @@ def in_windows(
     for number, each in enumerate(windows):
         first.setdefault(each.text, number)
     return TextReading(
-        batches=_batches(model, tokenizer, windows, batch_size),
+        batches=batches_of(model, tokenizer, windows, batch_size),
         shown=shown,
         tokens=windows[shown].labels,
         num_texts=len(texts),
@@ -155,8 +156,8 @@ def continued(
         notes.append(f"The prompt was cut at {max_length} tokens.")
     if len(texts) > 1:
         notes.append(f"The first of {len(texts)} texts was continued and read, the others were not.")
-    (batch,) = _batches(model, tokenizer, [prompt], 1)
-    (written,) = generated_ids(model, batch.inputs, generate, _pad_id(tokenizer))
+    (batch,) = batches_of(model, tokenizer, [prompt], 1)
+    (written,) = generated_ids(model, batch.inputs, generate, pad_id_of(tokenizer))
     whole = Window(
         text=0,
         ids=(*prompt.ids, *written),
@@ -168,7 +169,7 @@ def continued(
         "the likeliest; each of them reads those before it."
     )
     return TextReading(
-        batches=_batches(model, tokenizer, [whole], 1),
+        batches=batches_of(model, tokenizer, [whole], 1),
         shown=0,
         tokens=whole.labels,
         num_prompt_tokens=len(prompt.ids),
@@ -214,18 +215,20 @@ def pad(windows: Sequence[Window], pad_id: int) -> tuple[Tensor, TokenKinds]:
     return input_ids, TokenKinds(real, separators)
 
 
-def _batches(model: Any, tokenizer: Any, windows: Sequence[Window], batch_size: int) -> tuple[TextBatch, ...]:
+def batches_of(model: Any, tokenizer: Any, windows: Sequence[Window], batch_size: int) -> tuple[TextBatch, ...]:
+    """Return windows as batches on the model's device, padded on the right."""
     device = next(model.parameters()).device
     batches = []
     for start in range(0, len(windows), batch_size):
-        ids, kinds = pad(windows[start : start + batch_size], _pad_id(tokenizer))
+        ids, kinds = pad(windows[start : start + batch_size], pad_id_of(tokenizer))
         inputs = {"input_ids": ids.to(device), "attention_mask": kinds.real.long().to(device)}
         batches.append(TextBatch(inputs, kinds))
     return tuple(batches)
 
 
-def _pad_id(tokenizer: Any) -> int:
-    return tokenizer.pad_token_id or 0  # any id will do: padding is masked and never counts
+def pad_id_of(tokenizer: Any | None) -> int:
+    """Return the token that fills short texts; where a tokenizer has none any will do: padding never counts."""
+    return getattr(tokenizer, "pad_token_id", None) or 0
 
 
 def _beyond(num_tokens: int, longest: int) -> str:

@@ -4,7 +4,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from headwise.errors import ModelError, TextError
-from headwise.inspection.texts.batches import TextBatch, TextReading, notes_on_unknown, pad, require_shown
+from headwise.inspection.texts.batches import (
+    TextBatch,
+    TextReading,
+    batches_of,
+    notes_on_unknown,
+    pad,
+    pad_id_of,
+    require_shown,
+)
 from headwise.inspection.texts.generated import generated_ids
 from headwise.inspection.texts.tokens import label_by_decoding
 from headwise.inspection.texts.windows import Window, cut_into_windows, model_length
@@ -57,12 +65,9 @@ def in_pairs(
     windows, num_cut = cut_into_windows(tokenizer, texts, window=None, max_length=limit)
     require_shown(show, len(texts))
     notes = [f"{num_cut} of {len(texts)} texts were cut at {limit} tokens."] if num_cut else []
-    pad_id = tokenizer.pad_token_id or 0
+    pad_id = pad_id_of(tokenizer)
     device = next(model.parameters()).device
-    sources = []
-    for start in range(0, len(windows), batch_size):
-        ids, kinds = pad(windows[start : start + batch_size], pad_id)
-        sources.append(({"input_ids": ids.to(device), "attention_mask": kinds.real.long().to(device)}, kinds))
+    sources = batches_of(model, tokenizer, windows, batch_size)
     if targets is not None:
         read, num_cut = _given(model, tokenizer, targets, limit)
         if num_cut:
@@ -72,7 +77,7 @@ def in_pairs(
         if longest is not None and generate is not None and count >= longest:
             raise TextError(f"generate must leave room in the {longest} tokens that the model reads; got {count}")
         count = count if longest is None else min(count, longest - 1)
-        written = [row for inputs, _ in sources for row in generated_ids(model, inputs, count, pad_id)]
+        written = [row for batch in sources for row in generated_ids(model, batch.inputs, count, pad_id)]
         read = [_window(tokenizer, number, ids) for number, ids in enumerate(written)]
         notes.append(
             f"The decoder reads what the model wrote itself, up to {count} tokens, each time the likeliest; a target "
@@ -80,11 +85,11 @@ def in_pairs(
         )
     batches = []
     done = 0
-    for inputs, source in sources:
-        ids, target = pad(read[done : done + len(source.real)], pad_id)
-        done += len(source.real)
+    for batch in sources:
+        ids, target = pad(read[done : done + len(batch.source.real)], pad_id)
+        done += len(batch.source.real)
         decoder = {"decoder_input_ids": ids.to(device), "decoder_attention_mask": target.real.long().to(device)}
-        batches.append(TextBatch({**inputs, **decoder}, source, target))
+        batches.append(TextBatch({**batch.inputs, **decoder}, batch.source, target))
     return TextReading(
         batches=tuple(batches),
         shown=show,

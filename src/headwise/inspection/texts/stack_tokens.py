@@ -1,6 +1,6 @@
 """Which tokens each stack of a model's layers reads: of one text, of another, or of both (cross-attention)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from headwise.inspection.capture.quiet_passes import Inputs
 from headwise.inspection.capture.readers import StackReader
 from headwise.inspection.capture.stacks import Stack
-from headwise.inspection.capture.told_tokens import told_tokens
+from headwise.inspection.capture.told_tokens import hear_masks
 from headwise.inspection.statistics.kinds import TokenKinds
 from headwise.inspection.texts.pairs import is_encoder_decoder
 from headwise.integrations.layer_weights import LayerWeights
-from headwise.integrations.transformers_attention import is_transformers_model
 
 Side = Literal["source", "target", "cross"]
 
@@ -66,8 +65,9 @@ def told_kinds(
             told = None if layer.real_tokens is None else layer.real_tokens.cpu()
             first[stack] = (batch, query_len), (batch, key_len), told
 
-    reader.read(inputs, look)
-    masks = _Masks(module, inputs)
+    with hear_masks(module) as heard:
+        reader.read(inputs, look)
+    masks = _Masks(module, heard)
     found: dict[str, TokenKinds] = {}
     for stack, (queries, _, told) in first.items():
         side = side_of(stack, reader.stacks)
@@ -84,14 +84,11 @@ def told_kinds(
 
 
 class _Masks:
-    """The masks of padding among the inputs of a Hugging Face model."""
+    """The masks of padding that a Hugging Face model was called with."""
 
-    def __init__(self, module: nn.Module, inputs: Inputs):
-        self.has_two_texts = is_encoder_decoder(module)
-        self.masks: dict[str, Tensor | None] = {}
-        if is_transformers_model(module) and not isinstance(inputs, tuple):
-            names = ("attention_mask", "decoder_attention_mask", "encoder_attention_mask")
-            self.masks = {name: told_tokens(module, (), inputs, name=name) for name in names}
+    def __init__(self, module: nn.Module, masks: Mapping[str, Tensor]):
+        self.has_two_texts = any(is_encoder_decoder(part) for part in module.modules())
+        self.masks = masks
 
     def own(self, side: Side) -> Tensor | None:
         """Return the mask of a stack's queries."""

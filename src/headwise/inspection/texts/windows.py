@@ -35,14 +35,6 @@ def model_length(model: Any, tokenizer: Any) -> int | None:
     return min(known, default=None)
 
 
-def turns_positions(model: Any) -> bool:
-    """Tell whether a Hugging Face model has rotary positions, which go on beyond its length, and no table of others."""
-    parts = dict(model.named_modules())
-    tables = [name for name, part in parts.items() if hasattr(part, "num_embeddings")]
-    has_rotary = any("rotary" in type(part).__name__.lower() for part in parts.values())
-    return has_rotary and not any("pos" in name or "wpe" in name for name in tables)
-
-
 def require_window(window: int | None, longest: int | None) -> None:
     """Refuse a window that is longer than what the model reads at once; None stands for any length.
 
