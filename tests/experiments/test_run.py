@@ -152,6 +152,33 @@ def test_lengths_are_told_apart_and_longer_texts_may_be_tested(tmp_path):
     assert mean == pytest.approx(result.test["loss"], rel=1e-5)
 
 
+def test_settings_that_differ_in_the_kind_of_one_part_alone_are_others(tmp_path):
+    """A mask without numbers differs from another in its name only; so does a position."""
+    described = []
+    for mask in (headwise.Causal(), headwise.Full()):
+        for position in (None, headwise.Rotary(), headwise.ALiBi()):
+            attention = headwise.AttentionConfig(embed_dim=12, num_heads=3, mask=mask, position=position)
+            block = dataclasses.replace(SETTINGS.model.blocks[0], attention=attention)
+            model = dataclasses.replace(SETTINGS.model, blocks=(block,))
+            described.append(dataclasses.replace(SETTINGS, model=model).to_dict())
+    assert all(one != other for number, one in enumerate(described) for other in described[:number])
+    assert json.loads(json.dumps(described)) == described
+
+
+def test_the_callers_random_numbers_go_on_as_if_nothing_had_run(tmp_path):
+    torch.manual_seed(3)
+    expected = torch.rand(5)
+    torch.manual_seed(3)
+    run(SETTINGS, tmp_path)
+    assert torch.equal(torch.rand(5), expected)
+
+
+def test_a_stopped_run_counts_the_seconds_since_its_last_look(tmp_path):
+    recipe = dataclasses.replace(RECIPE, learning_rate=1e30, warmup_steps=0, clip_norm=None, max_bad_steps=2)
+    result = run(dataclasses.replace(SETTINGS, recipe=recipe), tmp_path)
+    assert result.stopped is not None and result.curve == () and result.seconds > 0
+
+
 def test_a_run_writes_what_it_did_and_refuses_the_folder_of_another(tmp_path):
     result = run(SETTINGS, tmp_path)
     written = json.loads((tmp_path / "run.json").read_text())

@@ -102,7 +102,9 @@ def test_a_mask_of_another_length_is_refused(bert):
         read_weights(bert, {"input_ids": IDS}, layer=0, head=0, real_tokens=torch.ones(2, 7, dtype=torch.bool))
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError("all is taken"), RuntimeError("odd")])
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError("all is taken"), RuntimeError("odd")]
+)
 def test_a_rotary_model_beyond_its_length_fails_with_its_own_error(error):
     sizes = {"hidden_size": 12, "intermediate_size": 13, "num_attention_heads": 3, "vocab_size": 31}
     model = LlamaModel(LlamaConfig(num_hidden_layers=1, max_position_embeddings=5, **sizes)).eval()

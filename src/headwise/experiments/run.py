@@ -5,7 +5,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -63,8 +63,7 @@ class RunSettings:
 
     def to_dict(self) -> dict[str, Any]:
         """Return them as JSON can hold them, with the kinds of task and model."""
-        described = {name: _described(value) for name, value in self.__dict__.items()}
-        return dict(json.loads(json.dumps(described, default=repr)))
+        return {field.name: _described(getattr(self, field.name)) for field in fields(self)}
 
 
 def run(settings: RunSettings, folder: str | os.PathLike[str], *, progress: Progress | None = None) -> Run:
@@ -85,8 +84,14 @@ def run(settings: RunSettings, folder: str | os.PathLike[str], *, progress: Prog
     if done.exists():
         known = json.loads(done.read_text(encoding="utf-8"))
         return Run(**{**known, "curve": tuple(known["curve"])})
+    # torch's stream of random numbers is the caller's own again afterwards
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        return _run(settings, place, progress)
+
+
+def _run(settings: RunSettings, place: RunFolder, progress: Progress | None) -> Run:
     task, recipe = settings.task, settings.recipe
-    torch.manual_seed(settings.seed)
     module = make_model(settings.model)
     training = Training(
         module,
@@ -106,6 +111,7 @@ def run(settings: RunSettings, folder: str | os.PathLike[str], *, progress: Prog
         try:
             record = training.take_step()
         except TrainingError as error:  # a result like any other: the recipe does not suit the model
+            seconds += time.perf_counter() - started
             return _finish(settings, place, training, seconds, stopped=str(error))
         losses.append(record.loss)
         if progress is not None:
@@ -206,5 +212,9 @@ def data_seed(split: str, seed: int, step: int = 0) -> int:
 
 
 def _described(value: Any) -> Any:
-    fields = getattr(value, "__dataclass_fields__", None)
-    return value if fields is None else {type(value).__name__: asdict(value)}
+    """Return a value as JSON can hold it; of a dataclass its kind, too, at any depth: all that some masks differ in."""
+    if is_dataclass(value):
+        return {type(value).__name__: {field.name: _described(getattr(value, field.name)) for field in fields(value)}}
+    if isinstance(value, list | tuple):
+        return [_described(each) for each in value]
+    return {str(key): _described(each) for key, each in value.items()} if isinstance(value, dict) else value
