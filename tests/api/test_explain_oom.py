@@ -8,6 +8,7 @@ import subprocess
 import sys
 import traceback
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -38,6 +39,12 @@ except RuntimeError as error:
     print(error.headwise_answer.requested_bytes)
     print(error.__notes__[0])
 """
+
+
+def run_apart(coroutine):
+    """Run a coroutine in a thread of its own: this one may have a loop already, as a browser's tests leave it."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, coroutine).result()
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +204,7 @@ def test_a_decorated_coroutine_is_watched_while_it_runs(asked):
 
     error = torch.OutOfMemoryError(ON_GPU)
     with pytest.raises(torch.OutOfMemoryError) as raised:
-        asyncio.run(step(error))
+        run_apart(step(error))
     assert raised.value is error and len(error.__notes__) == 1
     assert inspect.iscoroutinefunction(step) and step.__doc__ == "Step once."
 
@@ -249,7 +256,7 @@ def test_a_decorated_async_generator_is_watched_and_closed(asked):
         assert closed == [True, False]
         assert [value async for value in steps(False)] == [1, None]
 
-    asyncio.run(run())
+    run_apart(run())
 
 
 def test_the_tensors_of_a_failed_step_go_with_its_error():

@@ -136,7 +136,7 @@ def test_the_state_that_is_tested_is_the_one_with_the_lowest_validation_loss(tmp
 
 
 def test_lengths_are_told_apart_and_longer_texts_may_be_tested(tmp_path):
-    task = Transduction(kind="reverse", min_len=1, max_tokens=3, vocab_size=9)
+    task = Transduction(change="reverse", min_len=1, max_tokens=3, vocab_size=9)
     longer = dataclasses.replace(task, max_tokens=5)
     model = RecurrentConfig(cell="gru", vocab_size=9, embed_dim=7, num_outputs=9, attends=True)
     settings = RunSettings(

@@ -23,7 +23,7 @@ TASKS = (
     AssociativeRecall(num_pairs=3, seq_len=22, vocab_size=17),
     Needle(seq_len=19, min_len=5, vocab_size=11),
     Induction(num_tokens=7, vocab_size=13),
-    Transduction(kind="sort", min_len=2, max_tokens=7, vocab_size=13),
+    Transduction(change="sort", min_len=2, max_tokens=7, vocab_size=13),
 )
 
 
@@ -111,7 +111,7 @@ def test_the_second_copy_asks_for_each_next_token():
     ids=lambda case: str(case)[:7],
 )
 def test_a_text_is_written_again_token_by_token(kind, change):
-    examples = Transduction(kind=kind, min_len=2, max_tokens=5, vocab_size=11).draw(97, seed=4)
+    examples = Transduction(change=kind, min_len=2, max_tokens=5, vocab_size=11).draw(97, seed=4)
     assert set(examples.lengths.tolist()) == {2, 3, 4, 5}
     for row, length in enumerate(examples.lengths.tolist()):
         ids = examples.ids[row].tolist()
@@ -131,7 +131,7 @@ def test_a_text_is_written_again_token_by_token(kind, change):
         (lambda: AssociativeRecall(power=0.0), "power"),
         (lambda: Needle(min_len=3), "min_len must be from 4"),
         (lambda: Transduction(min_len=5, max_tokens=4), "max_tokens must be at least min_len = 5; got 4"),
-        (lambda: Transduction(kind="shuffle"), "kind"),
+        (lambda: Transduction(change="shuffle"), "change"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(make, message, without_type_checks):

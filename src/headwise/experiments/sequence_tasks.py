@@ -187,18 +187,18 @@ class Transduction(TokenTask):
     greedy generation, too, writes it without a fault, for it reads what is right up to its first fault.
 
     Args:
-        kind: what f does.
+        change: what f does.
         min_len, max_tokens: tokens of x, all lengths alike in probability.
         vocab_size: tokens, the marks among them.
     """
 
-    kind: Literal["copy", "reverse", "sort"] = "copy"
+    change: Literal["copy", "reverse", "sort"] = "copy"
     min_len: int = 1
     max_tokens: int = 20
     vocab_size: int = 32
 
     def __post_init__(self) -> None:
-        require_choice("kind", self.kind, ("copy", "reverse", "sort"))
+        require_choice("change", self.change, ("copy", "reverse", "sort"))
         require_size("vocab_size", self.vocab_size, minimum=NUM_MARKS + 2)
         require_size("min_len", self.min_len)
         if self.max_tokens < self.min_len:
@@ -218,15 +218,15 @@ class Transduction(TokenTask):
         targets = torch.full_like(ids, IGNORED)
         for row, length in enumerate(lengths.tolist()):
             text = x[row, :length]
-            answer = torch.cat([self._change(text), torch.tensor([END])])
+            answer = torch.cat([self._changed(text), torch.tensor([END])])
             ids[row, :length] = text
             ids[row, length] = SEPARATOR
             ids[row, length + 1 : 2 * length + 2] = answer
             targets[row, length : 2 * length + 1] = answer
         return Examples(ids, targets.unsqueeze(-1), lengths)
 
-    def _change(self, text: Tensor) -> Tensor:
-        match self.kind:
+    def _changed(self, text: Tensor) -> Tensor:
+        match self.change:
             case "copy":
                 return text
             case "reverse":

@@ -10,11 +10,13 @@ fixed offset); Voita et al. 2019, "Analyzing Multi-Head Self-Attention" (a head 
 the positional baseline by 10 %).
 """
 
+from bisect import bisect
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
 from headwise.errors import TextError
@@ -67,17 +69,25 @@ class RelationSums:
         self.relations = relations
         self.followed = torch.zeros(len(relations), num_heads, dtype=torch.float64)
         self.weight = torch.zeros(len(relations), num_heads, dtype=torch.float64)
+        self.due: list[tuple[int, int, int, int]] = []  # of a batch: query, relation, row, key; first queries first
 
     def add(self, block: CountedBlock, *, first_text: int) -> None:
-        """Add the queries of a block, whose batch starts with text `first_text`."""
+        """Add the queries of a block of the batch that starts with text `first_text`; they come in order, from 0 on."""
+        if block.start == 0:
+            self.due = self._pairs_of(block.real, first_text)
         stop = block.start + block.weights.shape[2]
-        places = {row: real.nonzero().flatten().tolist() for row, real in enumerate(block.real)}
-        for number, relation in enumerate(self.relations):
-            for text, first, second in relation.pairs:
-                own = places.get(text - first_text)
-                if own is not None and block.start <= own[first] < stop:
-                    weights = block.weights[text - first_text, :, own[first] - block.start]  # (H, S)
-                    self._add_pair(number, weights, own[second])
+        for query, number, row, key in self.due[bisect(self.due, (block.start,)) : bisect(self.due, (stop,))]:
+            self._add_pair(number, block.weights[row, :, query - block.start], key)  # (H, S)
+
+    def _pairs_of(self, real: Bool[Tensor, "batch seq_len"], first_text: int) -> list[tuple[int, int, int, int]]:
+        """Return the pairs of a batch's texts, with their tokens' indices in place of their numbers."""
+        places = {row: each.nonzero().flatten().tolist() for row, each in enumerate(real)}
+        return sorted(
+            (places[text - first_text][first], number, text - first_text, places[text - first_text][second])
+            for number, relation in enumerate(self.relations)
+            for text, first, second in relation.pairs
+            if text - first_text in places
+        )
 
     def _add_pair(self, number: int, weights: Tensor, second: int) -> None:
         on_second = weights[:, second]

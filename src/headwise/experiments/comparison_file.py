@@ -1,0 +1,120 @@
+"""A comparison as a TOML file: the task, the recipe, and arms that differ in a few numbers."""
+
+import inspect
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from headwise.errors import ConfigError
+from headwise.experiments.compare import Arm, Comparison
+from headwise.experiments.examples import TokenTask
+from headwise.experiments.models import recurrent_for, transformer_for
+from headwise.experiments.recipe import Recipe
+from headwise.experiments.sequence_tasks import (
+    AssociativeRecall,
+    Induction,
+    MultiOffsetCopy,
+    Needle,
+    Transduction,
+)
+
+T = TypeVar("T")
+MAX_FILE_BYTES = 2**20
+TASKS: dict[str, Callable[..., TokenTask]] = {
+    "multi-offset-copy": MultiOffsetCopy,
+    "associative-recall": AssociativeRecall,
+    "needle": Needle,
+    "induction": Induction,
+    "transduction": Transduction,
+}
+
+
+def read_comparison(path: Path) -> Comparison:
+    """Read a comparison from a TOML file.
+
+    `[task]` has a `kind` and that task's numbers, `[test_task]` likewise where tests are on another; `[recipe]` the
+    numbers of `Recipe`; each `[[arms]]` a `name`, a `kind` ("transformer", "gru" or "lstm") and the numbers of
+    `transformer_for` or `recurrent_for`, and perhaps a `recipe` of its own, whose numbers go before the comparison's.
+    All else stands at the top: `name`, `seeds`, `learning_rates`, `metric`, `buckets`, `num_validation`, `num_test`.
+
+    Raises:
+        ConfigError: the file is missing, no TOML, or holds a key or a value that is not known; the text names it.
+    """
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ConfigError(f"a comparison must be a TOML file of at most 1 MiB; {str(path)!r} is larger")
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"a comparison must be a TOML file; cannot read {str(path)!r}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"a comparison must be TOML; {str(path)!r} is not: {error}") from error
+    return comparison_of(content)
+
+
+def comparison_of(content: Mapping[str, Any]) -> Comparison:
+    """Return the comparison that the content of a file describes (see `read_comparison`)."""
+    content = dict(content)
+    task = _task("task", content.pop("task", None))
+    test_task = _task("test_task", content.pop("test_task")) if "test_task" in content else None
+    shared = _table("recipe", content.pop("recipe", {}))
+    recipe = _call("recipe", Recipe, shared)
+    tables = content.pop("arms", None)
+    if not isinstance(tables, list):
+        raise ConfigError(f"a comparison needs [[arms]], two or more; got {tables!r:.60}")
+    arms = tuple(_arm(number, _table(f"arms[{number}]", table), task, shared) for number, table in enumerate(tables))
+    return _call(
+        "the comparison",
+        Comparison,
+        {**{name: _tuple(value) for name, value in content.items()}, "task": task, "test_task": test_task, "arms": arms}
+        | {"recipe": recipe},
+    )
+
+
+def _task(where: str, table: Any) -> TokenTask:
+    numbers = _table(where, table)
+    kind = numbers.pop("kind", None)
+    if kind not in TASKS:
+        raise ConfigError(f"{where} must have a kind, one of {', '.join(TASKS)}; got {kind!r}")
+    return _call(where, TASKS[kind], {name: _tuple(value) for name, value in numbers.items()})
+
+
+def _arm(number: int, table: dict[str, Any], task: TokenTask, shared: Mapping[str, Any]) -> Arm:
+    where = f"arms[{number}]"
+    kind = table.pop("kind", "transformer")
+    name = table.pop("name", None)
+    own = _table(f"{where}.recipe", table.pop("recipe")) if "recipe" in table else None
+    recipe = None if own is None else _call(f"{where}.recipe", Recipe, {**shared, **own})
+    if kind == "transformer":
+        model: Any = _call(where, transformer_for, table, task)
+    elif kind in ("gru", "lstm"):
+        model = _call(where, recurrent_for, table, task, kind)
+    else:
+        raise ConfigError(f"{where} must be of kind transformer, gru or lstm; got {kind!r}")
+    return _call(where, Arm, {"name": name, "model": model, "recipe": recipe})
+
+
+def _call(where: str, make: Callable[..., T], numbers: Mapping[str, Any], *args: Any) -> T:
+    """Make something of a table, whose keys must be among what it takes and whose values it must accept."""
+    if isinstance(make, type):
+        known = [field.name for field in fields(make)]
+    else:
+        known = [one.name for one in inspect.signature(make).parameters.values() if one.kind is one.KEYWORD_ONLY]
+    unknown = [name for name in numbers if name not in known]
+    if unknown:
+        raise ConfigError(f"{where} has {unknown[0]!r}, which is none of {', '.join(known)}")
+    try:
+        return make(*args, **numbers)
+    except TypeError as error:  # a name is missing, or a value of another kind where none is checked
+        raise ConfigError(f"{where} cannot be made: {error}") from error
+
+
+def _table(where: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where} must be a table; got {value!r:.60}")
+    return dict(value)
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,132 @@
+"""A comparison as a file says what it says, and what it does not know it refuses by name."""
+
+import dataclasses
+
+import pytest
+
+from headwise.errors import ConfigError
+from headwise.experiments.builtin import BUILTIN, quick
+from headwise.experiments.compare import Arm, Comparison
+from headwise.experiments.comparison_file import read_comparison
+from headwise.experiments.models import recurrent_for, transformer_for
+from headwise.experiments.recipe import Recipe
+from headwise.experiments.run import make_model
+from headwise.experiments.sequence_tasks import Transduction
+
+FILE = """
+name = "lengths"
+metric = "whole"
+seeds = [3, 5]
+learning_rates = [1e-3]
+buckets = [2, 4]
+
+[task]
+kind = "transduction"
+change = "reverse"
+max_tokens = 4
+vocab_size = 11
+
+[test_task]
+kind = "transduction"
+max_tokens = 7
+vocab_size = 11
+
+[recipe]
+steps = 7
+batch_size = 4
+
+[[arms]]
+name = "two heads"
+embed_dim = 12
+num_heads = 2
+position = "rotary"
+max_positions = 16
+
+[[arms]]
+name = "gru"
+kind = "gru"
+num_parameters = 500
+recipe = { steps = 5 }
+"""
+
+
+def test_a_file_is_the_comparison_that_it_describes(tmp_path):
+    (tmp_path / "c.toml").write_text(FILE)
+    task = Transduction(change="reverse", max_tokens=4, vocab_size=11)
+    expected = Comparison(
+        name="lengths",
+        task=task,
+        arms=(
+            Arm(
+                name="two heads",
+                model=transformer_for(task, embed_dim=12, num_heads=2, position="rotary", max_positions=16),
+            ),
+            Arm(
+                name="gru",
+                model=recurrent_for(task, "gru", num_parameters=500),
+                recipe=Recipe(steps=5, batch_size=4),
+            ),
+        ),
+        recipe=Recipe(steps=7, batch_size=4),
+        seeds=(3, 5),
+        learning_rates=(1e-3,),
+        metric="whole",
+        test_task=Transduction(max_tokens=7, vocab_size=11),
+        buckets=(2, 4),
+    )
+    assert read_comparison(tmp_path / "c.toml") == expected
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        (
+            'kind = "transduction"\n',
+            'kind = "copying"\n',
+            "task must have a kind, one of multi-offset-copy",
+        ),
+        ("vocab_size = 11", "vocabulary = 11", "task has 'vocabulary', which is none of change, min_len"),
+        ("batch_size = 4", "batch = 4", "recipe has 'batch', which is none of steps"),
+        ("num_heads = 2", "heads = 2", r"arms\[0\] has 'heads', which is none of embed_dim, num_heads"),
+        ('kind = "gru"', 'kind = "rnn"', r"arms\[1\] must be of kind transformer, gru or lstm; got 'rnn'"),
+        ("num_heads = 2", "num_heads = 5", "multiple of num_heads"),
+        ('metric = "whole"', 'metric = "bleu"', "metric must be one of"),
+        ('name = "lengths"', 'title = "lengths"', "the comparison has 'title'"),
+        ('name = "gru"\n', "", "name"),
+        ("[recipe]", "[recipe", "must be TOML"),
+        ("recipe = { steps = 5 }", "recipe = 5", r"arms\[1\].recipe must be a table; got 5"),
+    ],
+)
+def test_what_a_file_does_not_know_is_named(tmp_path, before, after, message, without_type_checks):
+    assert before in FILE
+    (tmp_path / "c.toml").write_text(FILE.replace(before, after, 1))
+    with pytest.raises(ConfigError, match=message):
+        read_comparison(tmp_path / "c.toml")
+
+
+def test_a_file_that_is_not_there_or_no_text_is_told_in_a_line(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot read .*No such file"):
+        read_comparison(tmp_path / "none.toml")
+    (tmp_path / "c.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="must be TOML"):
+        read_comparison(tmp_path / "c.toml")
+    (tmp_path / "c.toml").write_text("a = 1\n" * 2**18)
+    with pytest.raises(ConfigError, match="at most 1 MiB"):
+        read_comparison(tmp_path / "c.toml")
+
+
+def test_the_arms_of_heads_are_of_one_size_but_for_the_deeper_control():
+    comparison = BUILTIN["heads"]()
+    sizes = [sum(one.numel() for one in make_model(arm.model).parameters()) for arm in comparison.arms]
+    assert sizes[:-1] == [60_448] * 6 and sizes[-1] > 60_448
+    assert len(comparison.seeds) == 5
+
+
+def test_a_quick_comparison_is_the_same_but_for_its_lengths():
+    comparison = BUILTIN["heads"]()
+    short = quick(comparison)
+    assert short.recipe.steps == 500 and len(short.seeds) == 3 and short.learning_rates == ()
+    assert (
+        dataclasses.replace(short, recipe=comparison.recipe, seeds=comparison.seeds, learning_rates=(1e-3, 2e-3, 4e-3))
+        == comparison
+    )
