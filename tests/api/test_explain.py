@@ -9,7 +9,7 @@ from torch import nn
 
 import headwise
 from headwise.config.attention import AttentionConfig, Rotary
-from headwise.errors import ConfigError, HeadwiseError, ModelError, TextError
+from headwise.errors import ConfigError, HeadwiseError, ModelError, OutputError, TextError
 from headwise.inspection.walkthrough.results import HeadExplanation
 from headwise.masks.patterns import Causal
 from headwise.nn.multihead import MultiHeadAttention
@@ -84,8 +84,15 @@ def test_torchs_layers_are_explained_in_either_stack():
         ({"model": "bert-base", "layer": 0}, ModelError, "bert-base has none"),
         ({"out": "missing/page.html"}, HeadwiseError, "missing"),
         ({"model": nn.Linear(3, 3)}, ModelError, "attention"),
+        ({"text": 3}, TextError, "text must be the path of a file; got 3"),
+        ({"sentence": 3}, TextError, "sentence must be a str; got 3"),
+        ({"sentence": "\udce9 a"}, TextError, "half of a surrogate pair"),
+        ({"inputs": [1]}, ModelError, "a mapping; got list"),
+        ({"out": 3}, TextError, "out must be the path of a file; got 3"),
+        ({"out": "page.txt"}, OutputError, "ends in .html or .htm; got 'page.txt'"),
+        ({"model": None, "example": []}, ConfigError, r"example must be one of two-tokens, two-heads; got \[\]"),
     ],
 )
-def test_a_bad_request_says_what_must_hold(asked, error, text):
+def test_a_bad_request_says_what_must_hold(asked, error, text, without_type_checks):
     with pytest.raises(error, match=text):
         headwise.explain(**{"model": MultiHeadAttention(12, 3), **asked})

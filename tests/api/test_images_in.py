@@ -64,6 +64,22 @@ def test_a_family_that_is_not_known_on_paper_is_loaded_all_the_same_where_it_rea
     assert (inspection.patches.rows, inspection.patches.columns) == (3, 3)
 
 
+def test_a_vit_of_images_that_are_no_square_is_looked_at_though_nothing_is_predicted(tmp_path):
+    config = transformers.ViTConfig(
+        hidden_size=12,
+        num_hidden_layers=1,
+        num_attention_heads=3,
+        intermediate_size=7,
+        image_size=[12, 20],
+        patch_size=4,
+    )
+    transformers.ViTModel(config).save_pretrained(tmp_path)
+    result = inspect(tmp_path, image=torch.zeros(3, 12, 20, dtype=torch.uint8))
+    assert (result.patches.rows, result.patches.columns) == (3, 5)
+    assert not any("predicted" in note for note in result.notes)
+    assert "image_size must be square" in load_module(locate(str(tmp_path))).notes[0]
+
+
 def test_without_a_file_a_note_says_how_the_image_was_scaled(picture):
     loaded = from_module(SEEING.make_model())
     inspection = look_at_image(loaded, picture)

@@ -105,7 +105,7 @@ def test_inspect_reads_a_file_of_relations_prints_and_shows_them(loaded, file, t
     result = inspect(loaded.module, tokenizer=loaded.tokenizer, texts=TEXTS, relations=file, out=page)
     read = with_relations(loaded, Read(texts=TEXTS), file)
     assert result.relations == look_at_stacks(loaded, read)[MAIN].relations
-    assert "verb: 2 pairs; always looking +1 tokens away follows 50%" in str(result)
+    assert "verb: 2 pairs; always looking 1 token after follows 50% of" in str(result)
     assert "pronoun and noun" in page.read_text(encoding="utf-8")
 
 
@@ -132,3 +132,11 @@ def test_the_command_line_takes_the_file_and_refuses_a_bad_one_in_one_line(loade
     assert main([*asked, str(file)]) == 2
     printed = capsys.readouterr()
     assert "text 0 has no 'ate'" in " ".join(printed.err.split()) and "Traceback" not in printed.err
+
+
+def test_relations_of_a_model_whose_one_stack_is_named_are_those_without_the_name(loaded, file):
+    named, plain = (
+        inspect(loaded.module, tokenizer=loaded.tokenizer, texts=TEXTS, relations=file, stack=stack)
+        for stack in ("self", None)
+    )
+    assert named.relations == plain.relations

@@ -187,9 +187,22 @@ def test_divergences_come_first_where_both_have_maps_of_the_same_tokens(open_pag
     assert first[:3] == [str(worst.layer), str(worst.head), f"{worst.divergence:.2f}"]
     about = page.locator("#difference-about").text_content()
     largest = max(change.divergence_error for change in result.others[0].changes)
-    assert f"off by {largest:.2f} nats at most" in about
+    told = float(about.split("off by ")[1].split(" nats at most")[0])
+    assert largest <= told <= largest + 0.01  # rounded up
     cell = page.locator(".difference-cell").nth(3 * worst.layer + worst.head)
     assert cell.text_content() == f"{worst.divergence:.2f}"
+
+
+def test_tiny_divergences_are_told_in_digits_that_say_something(open_page, result):
+    changes = tuple(
+        replace(change, divergence=0.0003 * change.layer, divergence_error=0.000451)
+        for change in result.others[0].changes
+    )
+    page = open_page(render_inspection(replace(result, others=(replace(result.others[0], changes=changes),))))
+    assert page.locator(".difference-cell").all_text_contents() == ["0"] * 3 + ["0.00030"] * 3
+    assert page.locator("#difference-high").text_content() == "0.00030 nats"
+    assert "off by 0.00046 nats at most" in page.locator("#difference-about").text_content()
+    assert page.locator("#difference-table tbody tr").first.locator("td").nth(2).text_content() == "0.00030"
 
 
 def test_arrow_keys_move_in_the_grid_and_a_head_opens_with_both_maps(open_page, result):
@@ -235,13 +248,11 @@ def test_a_page_without_these_sections_runs_as_before(open_page, synthetic):
 
 
 @pytest.mark.parametrize("sign", ["W", "@", "%", "m", "注", "ア", "🧠", "ŵ", "a b"])
-def test_titles_of_drawings_stay_inside_in_the_browsers_own_font(browser, tmp_path, synthetic, sign):
+def test_titles_of_drawings_stay_inside_in_the_browsers_own_font(open_page, tmp_path, synthetic, sign):
     path = tmp_path / "heads.svg"
     path.write_text(heads_svg(synthetic.make_inspection(1, 1, TOKENS), sign * 150), encoding="utf-8")
-    page = browser.new_page()
-    page.goto(path.as_uri())
+    page = open_page(path)
     right = page.evaluate(
         "Math.max(...[...document.querySelectorAll('text')].map((t) => t.getBBox().x + t.getBBox().width))"
     )
     assert right <= page.evaluate("document.documentElement.viewBox.baseVal.width")
-    page.close()

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import pytest
 
+from headwise.inspection.capture.reading import shorten
 from headwise.report.inspect_page import render_inspection
 
 pytestmark = pytest.mark.browser
@@ -88,7 +89,7 @@ def meters_in(page):
     )
 
 
-def test_packed_bytes_come_out_as_they_went_in(browser):
+def test_packed_bytes_come_out_as_they_went_in(open_page):
     random_bytes = random.Random(7).randbytes
     few_values = bytes(byte & 0b1110 for byte in random_bytes(20_000))
     contents = [
@@ -100,7 +101,7 @@ def test_packed_bytes_come_out_as_they_went_in(browser):
         b"".join(random_bytes(40) + bytes(gap) for gap in (2, 3, 10, 11, 138, 139, 257, 258, 259, 5000)),
         random_bytes(300) + bytes(32_000) + random_bytes(300) * 2,  # far matches
     ]
-    page = browser.new_page()
+    page = open_page("<!doctype html>")
     script = (files("headwise.report") / "assets" / "unpack.js").read_text(encoding="utf-8")
     streams = [(zlib.compress(content, level), content) for level in (0, 1, 6, 9) for content in contents]
     for length in range(100, 120):  # a block that ends anywhere in a byte, then an empty one that is stored
@@ -113,7 +114,6 @@ def test_packed_bytes_come_out_as_they_went_in(browser):
         " for (const byte of unpack(text, size)) binary += String.fromCharCode(byte); return btoa(binary); }); }",
         packed,
     )
-    page.close()
     assert [base64.b64decode(one) for one in come_out] == [content for _, content in streams]
 
 
@@ -318,6 +318,34 @@ def test_of_a_long_text_the_map_is_whole_in_tiles_and_exact_where_it_is_zoomed(o
     assert page.locator("#map canvas").evaluate("c => [c.width, c.height]") == [MAP_TOKENS, MAP_TOKENS]
 
 
+def test_from_tiles_to_tokens_and_back_the_same_tokens_stay_pointed_at(open_inspection, long):
+    page = open_inspection(long)
+    page.locator("#grid .cell").nth(0).click()
+    page.locator("#from-tokens [role=option]").nth(43).click()
+    tile = 43 // TILE * TILE
+    assert f"tokens {tile}–{tile + TILE - 1} read" in page.locator("#map-readout").text_content()
+    column = int(page.locator("#map-readout .end").nth(1).text_content().removeprefix("tokens ").split("–")[0])
+    page.locator("#map-source").select_option(index=1)
+    assert places_in(page, "#map-readout") == [43, column]
+    page.locator("#map-source").select_option(index=0)
+    assert f"tokens {tile}–{tile + TILE - 1} read" in page.locator("#map-readout").text_content()
+
+
+def test_an_order_chosen_again_and_again_leaves_one_listener_a_button(open_inspection, short):
+    page = open_inspection(short, fresh=True)
+    tree = page.context.new_cdp_session(page)
+
+    def listeners():
+        button = tree.send("Runtime.evaluate", {"expression": "document.querySelector('#grid .cell')"})["result"]
+        found = tree.send("DOMDebugger.getEventListeners", {"objectId": button["objectId"]})["listeners"]
+        return sorted(one["type"] for one in found)
+
+    before = listeners()
+    for choice in ("Mean distance", "layer and head", "Entropy", "layer and head"):
+        page.locator("#order").select_option(choice)
+    assert listeners() == before and "focus" in before
+
+
 def test_of_a_long_text_a_query_has_its_exact_heaviest_keys_and_one_rest(open_inspection, long):
     page = open_inspection(long)
     page.locator("#grid .cell").nth(1).click()
@@ -371,7 +399,7 @@ def test_who_reads_a_key_is_told_as_far_as_it_is_known(open_inspection, long):
 
 
 def test_a_text_that_was_written_is_stepped_through(open_inspection, several):
-    page = open_inspection(several)
+    page = open_inspection(several, fresh=True)
     page.clock.install()
     page.locator("#grid .cell").nth(0).click()
     readout = page.locator("#step-readout")
@@ -461,7 +489,7 @@ def test_another_part_brings_its_own_heads_text_table_and_notes(open_inspection,
 
 def test_the_table_is_saved_as_csv_with_every_head_of_every_part(open_inspection, several, short):
     for inspection, parts in ((short, [(None, short)]), (several, [("written", several), *_named(several)])):
-        page = open_inspection(inspection, accept_downloads=True)
+        page = open_inspection(inspection)
         with page.expect_download() as download:
             page.locator("#save-csv").click()
         assert download.value.suggested_filename == "heads.csv"
@@ -509,14 +537,15 @@ HOSTILE_NAMES = (
 
 
 def test_no_name_or_token_runs_or_breaks_the_page(open_inspection, synthetic):
-    main = synthetic.make_inspection(1, 2, HOSTILE_NAMES, key_tokens=HOSTILE_NAMES[::-1])
+    tokens = tuple(map(shorten, HOSTILE_NAMES))  # as every inspection holds them
+    main = synthetic.make_inspection(1, 2, tokens, key_tokens=tokens[::-1])
     others = [(name, synthetic.make_inspection(1, 1, ("a", name)), True) for name in HOSTILE_NAMES[:-1]]
     page = open_inspection(synthetic.make_inspected(main, *others, part=HOSTILE_NAMES[0]), width=390)
     assert page.evaluate("window.hacked") is None and page.locator("#part option").count() == len(HOSTILE_NAMES)
     page.locator("#grid .cell").first.click()
     shown = page.locator("#from-tokens .token").all_text_contents()
-    assert shown[:5] == list(HOSTILE_NAMES[:5]) and shown[7] == HOSTILE_NAMES[7]
-    assert shown[-1] == "x" * 200 + "… (1,000,000 characters)" and shown[-2].endswith("… (400 characters)")
+    assert shown[:5] == list(tokens[:5]) and shown[7:] == list(tokens[7:])
+    assert shown[-1].startswith("xxx") and shown[-1].endswith("…")
     assert page.locator("#from-keys .token").count() == len(HOSTILE_NAMES)
     assert page.locator(".token *").count() == 0
     assert page.locator("#head").evaluate("dialog => dialog.scrollWidth <= dialog.clientWidth")
@@ -540,7 +569,7 @@ def described(tree, node):
 
 
 def test_everything_that_can_be_used_has_a_name_for_a_screen_reader(open_inspection, several):
-    page = open_inspection(several)
+    page = open_inspection(several, fresh=True)
     tree = page.context.new_cdp_session(page)
     for index in (0, 2):
         page.locator("#part").select_option(index=index)

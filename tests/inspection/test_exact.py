@@ -93,11 +93,22 @@ def test_padding_that_our_own_layer_is_told_of_is_left_out():
     ("error", "message", "wrong"),
     [
         (ModelError, "layer must be a number from 0 to 1; got 2", {"layer": 2}),
+        (ModelError, "layer must be a number from 0 to 1; got '0'", {"layer": "0"}),
+        (ModelError, "head must be a number from 0 to 2; got 1.0", {"head": 1.0}),
+        (TextError, "text must be a row of the batch, from 0 to 1; got True", {"text": True}),
+        (TextError, "rows must be numbers of tokens of the text, from 0 to 10; got 3", {"rows": 3}),
+        (TextError, r"rows must be numbers .*; got \[1.5\]", {"rows": [1.5]}),
+        (TextError, r"of each token whether it is real, a tensor of \(2, 11\); got \[1\]", {"real_tokens": [1]}),
+        (TextError, r"\(2, 11\); got \(1, 11\)", {"real_tokens": torch.ones(1, TOKENS, dtype=torch.bool)}),
         (ModelError, "head must be a number from 0 to 2; got 3", {"head": 3}),
         (TextError, "text must be a row of the batch, from 0 to 1; got 2", {"text": 2}),
-        (TextError, "rows must be tokens of the text, from 0 to 6; got 7", {"text": 1, "rows": [0, 7]}),
+        (
+            TextError,
+            "rows must be numbers of tokens of the text, from 0 to 6; got \\[0, 7\\]",
+            {"text": 1, "rows": [0, 7]},
+        ),
     ],
 )
-def test_what_is_not_there_is_refused(llama, error, message, wrong):
+def test_what_is_not_there_is_refused(llama, error, message, wrong, without_type_checks):
     with pytest.raises(error, match=message):
         read_weights(llama, INPUTS, **{"layer": 0, "head": 0, **wrong})

@@ -9,7 +9,7 @@ import transformers
 from tokenizers import models, pre_tokenizers, processors
 from torch import nn
 
-from headwise.errors import ModelError, TextError
+from headwise.errors import ConfigError, ModelError, TextError
 from headwise.inspection.detail import Detail
 from headwise.inspection.inspect import (
     inspect_inputs,
@@ -280,7 +280,7 @@ def test_bad_requests_are_refused():
         inspect_texts(llama().model, words, ["a b"], generate=3)
     with pytest.raises(ModelError, match="BartModel cannot generate"):
         prepare_texts(bart().model, words, ["a b"])
-    with pytest.raises(TextError, match="generate must be a number of tokens from 1 on; got 0"):
+    with pytest.raises(ConfigError, match=r"generate must be between 1 and .*; got 0"):
         inspect_texts(llama(), words, ["a b"], generate=0)
     with pytest.raises(TextError, match="a target is what the decoder of an encoder-decoder reads; LlamaForCausalLM"):
         inspect_texts(llama(), words, ["a b"], targets=["c"])
@@ -290,7 +290,7 @@ def test_bad_requests_are_refused():
         inspect_texts(llama(), words, ["a b"], generate=3, window=9)
     with pytest.raises(TextError, match="the decoder reads targets, or what the model generates itself; got both"):
         prepare_texts(t5(), words, ["a b"], targets=["c"], generate=3)
-    with pytest.raises(TextError, match="every text must have its target; got 1 texts and 2 targets"):
+    with pytest.raises(TextError, match="every text must have its target; got 1 text and 2 targets"):
         prepare_texts(t5(), words, ["a b"], targets=["c", "d"])
     with pytest.raises(TextError, match="reads each text whole, beside its target: give max_length"):
         prepare_texts(t5(), words, ["a b"], window=5)
@@ -331,3 +331,39 @@ def test_what_pads_a_text_that_ends_before_others_is_none_of_it(ends):
     alone = generated_ids(Writer(rows, ends=ends, has_encoder=False), inputs, 6, PAD)
     assert alone == [[7], [7]]
     assert generated_ids(Writer(rows, ends=None, has_encoder=True), inputs, 5, PAD) == rows
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"return_dict_in_generate": True},
+        {"num_return_sequences": 2},
+        {"penalty_alpha": 0.6, "top_k": 4},
+        {"min_new_tokens": 4, "do_sample": True, "temperature": 0.5},
+        {"return_dict_in_generate": True, "output_attentions": True, "output_hidden_states": True},
+        {"return_dict_in_generate": True, "output_scores": True, "output_logits": True},
+    ],
+)
+def test_what_a_checkpoint_says_of_what_to_return_changes_nothing(told):
+    model = llama()
+    plain = inspect_texts(model, tokenizer(), ["a b c"], generate=4)
+    for name, value in told.items():
+        setattr(model.generation_config, name, value)
+    assert inspect_texts(model, tokenizer(), ["a b c"], generate=4).tokens == plain.tokens
+
+
+def test_transformers_says_nothing_beside_the_note_and_its_settings_stay(caplog, capsys):
+    logger, verbosity = (
+        transformers.utils.logging.get_logger("transformers"),
+        transformers.utils.logging.get_verbosity(),
+    )
+    short = llama()
+    short.config.max_position_embeddings = 7
+    logger.addHandler(caplog.handler)
+    try:
+        found = inspect_texts(short, tokenizer(), ["a b c"], generate=9)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert any("more than the 7" in note for note in found.notes)
+    assert caplog.text == "" and capsys.readouterr().err == ""
+    assert transformers.utils.logging.get_verbosity() == verbosity

@@ -470,6 +470,30 @@ def test_cross_attention_names_queries_and_keys_apart():
     )
 
 
+@pytest.mark.parametrize("stack", ["decoder", "cross"])
+def test_padding_of_the_source_is_none_of_the_targets_as_long_as_it(stack):
+    torch.manual_seed(1)
+    config = transformers.T5Config(vocab_size=VOCAB, d_model=20, d_kv=6, d_ff=7, num_layers=2, num_heads=4)
+    model = transformers.T5Model(config).eval()
+    target, real = IDS[:, :5], torch.tensor([[0, 0, 1, 1, 1]])
+    inputs = {"input_ids": IDS[:, 5:10], "attention_mask": real, "decoder_input_ids": target}
+    reading = read_head(model, inputs, stack=stack, layer=1, head=2, query=4)
+    places = range(5) if stack == "decoder" else [2, 3, 4]
+    assert (reading.num_queries, reading.num_keys, reading.is_cross) == (5, len(places), stack == "cross")
+    told = explain_reading(
+        reading, model="m", tokens=list("abcde"), key_tokens=list("vwxyz")[2:] if stack == "cross" else None
+    )
+    assert "".join(key.token for key in told.keys) == ("abcde" if stack == "decoder" else "xyz")
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        output = model(**inputs, output_attentions=True)
+    maps = output.decoder_attentions if stack == "decoder" else output.cross_attentions
+    torch.testing.assert_close(torch.tensor([key.weight for key in told.keys]), maps[1][0, 2, 4, list(places)])
+    real_target = {"decoder_attention_mask": torch.tensor([[1, 1, 1, 1, 0]])}
+    shorter = read_head(model, inputs | real_target, stack=stack, layer=1, head=2)
+    assert (shorter.num_queries, shorter.query) == (4, 3 if stack == "decoder" else 2)
+
+
 def test_the_text_keeps_to_80_columns_and_shows_wide_and_hostile_tokens():
     torch.manual_seed(1)
     model = make_llama().eval()

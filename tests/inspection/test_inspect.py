@@ -267,6 +267,8 @@ def test_layers_that_read_texts_of_other_lengths_are_refused():
 
 def test_bad_requests_are_refused():
     model = bert()
+    with pytest.raises(ConfigError, match=r"max_map_tokens must be between 0 and \d+; got -1"):
+        inspect_inputs(model, {"input_ids": torch.tensor([[3, 4]])}, max_map_tokens=-1)
     with pytest.raises(ModelError, match="Linear is none: give its inputs to inspect_inputs"):
         inspect_texts(nn.Linear(2, 3), tokenizer(), TEXTS)
     with pytest.raises(TextError, match="window must not exceed the 16 tokens that the model reads at once; got 17"):

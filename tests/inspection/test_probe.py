@@ -8,7 +8,7 @@ from tokenizers import models, pre_tokenizers, processors
 from torch import nn
 
 import headwise
-from headwise.errors import ModelError, TextError
+from headwise.errors import HeadwiseError, ModelError
 from headwise.inspection.roles.probe import ROLES, probe_roles
 from headwise.inspection.roles.texts import draw_repeats
 from headwise.inspection.roles.untrained import untrained_twin
@@ -285,7 +285,7 @@ def test_an_unknown_head_or_role_is_a_key_error_that_says_what_there_is():
         ((0,), {}, "from 1 to 32; got 0"),
         ((None,), {}, "a vocabulary must be a tokenizer or a number of ids; got None"),
         ((20,), {"first_id": 32}, "first_id must be a token of the vocabulary, from 0 to 31; got 32"),
-        ((20,), {"num_repeats": 0}, "num_repeats must be at least 1; got 0"),
+        ((20,), {"num_repeats": 0}, "num_repeats must be between 1 and 2147483647; got 0"),
         ((20,), {"num_random": 1}, "num_random must be from 2 to 15: 19 different tokens can be drawn, and two "),
         ((20,), {"num_random": 16}, "copies must fit into 31 tokens; got 16"),
         ((tokenizer(), ()), {}, "texts must be a sequence of at least one text"),
@@ -297,7 +297,7 @@ def test_an_unknown_head_or_role_is_a_key_error_that_says_what_there_is():
     ],
 )
 def test_wrong_inputs_are_refused_in_one_line(arguments, settings, message):
-    with pytest.raises(TextError, match=message):
+    with pytest.raises(HeadwiseError, match=message):
         probe_roles(bert(), *arguments, **settings)
 
 

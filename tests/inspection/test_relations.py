@@ -97,12 +97,26 @@ def test_scores_read_as_the_best_heads_beside_the_offset_and_the_null():
     )
     result = RelationScores(name=NAME, num_pairs=8, best_offset=-2, offset_share=0.5, heads=heads)
     assert result.to_text().split("\n") == [
-        "subject and verb: 8 pairs; always looking -2 tokens away follows 50%",
-        "  layer 1, head 1: 75%, 12% in the null",
-        "  layer 1, head 5: 30%, 50% in the null",
+        "subject and verb: 8 pairs; always looking 2 tokens before follows 50% of them",
+        "  layer 1, head 1: 75% (null 12%)",
+        "  layer 1, head 5: 30% (null 50%)",
         "  layer 1, head 0: 25%",
-        "  layer 1, head 4: 20%, 0% in the null",
+        "  layer 1, head 4: 20% (null 0%)",
         "  layer 1, head 3: 10%",
+        "  null: the same head of the model held against, an untrained one by default",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("offset", "where"),
+    [(1, "1 token after"), (-1, "1 token before"), (3, "3 tokens after"), (0, "at the token itself")],
+)
+def test_one_pair_and_one_token_are_one(offset, where):
+    heads = (HeadRelation(layer=0, head=0, share=1.0, weight=0.5),)
+    result = RelationScores(name=NAME, num_pairs=1, best_offset=offset, offset_share=1.0, heads=heads)
+    assert result.to_text().split("\n") == [
+        f"subject and verb: 1 pair; always looking {where} follows 100% of them",
+        "  layer 0, head 0: 100%",
     ]
 
 

@@ -16,6 +16,8 @@ MOST_CALLS = 60
 def hugging_face(family):
     torch.manual_seed(0)
     sizes = {"vocab_size": VOCAB, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3}
+    if family == "Bert":
+        sizes |= {"intermediate_size": 7, "max_position_embeddings": 13}
     config = getattr(transformers, f"{family}Config")(**sizes)
     return getattr(transformers, f"{family}Model")(config)
 

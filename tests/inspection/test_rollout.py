@@ -4,8 +4,11 @@ import pytest
 import torch
 from torch import nn
 
+from headwise.cost.running.peaks import record_peaks
 from headwise.errors import ConfigError, ModelError
 from headwise.inspection import rollout
+from headwise.inspection.capture.readers import OneStack
+from headwise.inspection.capture.stacks import Stack
 from headwise.inspection.rollout import attention_flow, attention_rollout
 from headwise.integrations import layer_weights
 from headwise.integrations.layer_weights import GivenWeights
@@ -28,6 +31,7 @@ class Given:
     """Reads weights that are given."""
 
     notes = ()
+    stacks = (Stack(name="self", is_cross=False, num_layers=2),)
 
     def __init__(self, *layers):
         self.layers = layers
@@ -35,12 +39,14 @@ class Given:
     def read(self, inputs, observer):
         for number, layer in enumerate(self.layers):
             weights = torch.tensor(layer)[None]
-            observer(number, GivenWeights(weights=weights, visible=weights > 0))
+            observer("self", number, GivenWeights(weights=weights, visible=weights > 0))
 
 
 @pytest.fixture
 def by_hand(monkeypatch):
-    monkeypatch.setattr(rollout, "open_reader", lambda model, inputs, stack: Given(FIRST, SECOND))
+    monkeypatch.setattr(
+        rollout, "open_reader", lambda model, inputs, stack: OneStack(Given(FIRST, SECOND), Given.stacks[0], ())
+    )
     return nn.Identity(), ()
 
 
@@ -126,6 +132,26 @@ def test_nothing_of_heads_times_layers_is_held(monkeypatch):
     assert max(seen) == 31 * 31  # the rollout itself, not 6 heads of it
 
 
+def test_two_maps_are_held_whatever_the_number_of_layers(monkeypatch):
+    monkeypatch.setattr(layer_weights, "BLOCK_ELEMENTS", 2**15)
+    tokens = 1021
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=53,
+        hidden_size=6,
+        num_attention_heads=2,
+        num_hidden_layers=3,
+        intermediate_size=5,
+        max_position_embeddings=tokens,
+    )
+    model = transformers.BertModel(config).eval()
+    inputs = {"input_ids": torch.randint(53, (1, tokens))}
+    with record_peaks(torch.device("cpu")) as peaks, peaks.moment("rollout"):
+        attention_rollout(model, inputs, heads="mean")
+    # the layers so far and this one; all else, blocks of 2**15 weights among it, is less than half a map
+    assert 2 * 4 * tokens**2 < peaks.bytes_by_moment["rollout"] < 2.5 * 4 * tokens**2
+
+
 def test_padding_reaches_no_real_token():
     ids = torch.randint(1, 53, (1, 7))
     mask = torch.tensor([[1, 1, 1, 1, 1, 0, 0]])
@@ -186,6 +212,9 @@ def test_wrong_requests_are_refused_in_a_line(call, fault, without_type_checks):
 def test_a_stack_that_reads_another_text_is_refused():
     model = nn.Transformer(12, 2, 1, 1, 13, batch_first=True)
     inputs = (torch.randn(1, 5, 12), torch.randn(1, 7, 12))
-    with pytest.raises(ModelError, match=r"queries and keys must be the same tokens .*; got 7 queries and 5 keys$"):
-        attention_rollout(model, inputs, heads="mean", stack="cross")
+    fault = r"queries and keys must be the same tokens .*; stack 'cross' is cross-attention, whose keys are of another "
+    for texts in (inputs, (torch.randn(1, 7, 12), torch.randn(1, 7, 12))):  # as many of one as of the other, too
+        for follow in (attention_rollout, attention_flow):
+            with pytest.raises(ModelError, match=fault):
+                follow(model, texts, heads="mean", stack="cross")
     assert attention_rollout(model, inputs, heads="mean", stack="decoder").shape == (1, 7, 7)

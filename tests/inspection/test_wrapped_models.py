@@ -9,7 +9,7 @@ from transformers import BertConfig, BertModel, BloomConfig, BloomModel, LlamaCo
 
 from headwise.errors import ModelError, TextError
 from headwise.inspection.exact import read_weights
-from headwise.inspection.inspect import inspect_inputs
+from headwise.inspection.inspect import inspect_inputs, inspect_stacks_of_inputs
 from headwise.inspection.statistics.similarity import DivergenceSums
 from headwise.integrations.fast_path import without_fast_path
 from headwise.integrations.torch_attention import observe_multihead_attention
@@ -20,6 +20,17 @@ def bert():
     torch.manual_seed(0)
     sizes = {"hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 29, "vocab_size": 31}
     return BertModel(BertConfig(num_hidden_layers=1, **sizes)).eval()
+
+
+class Passing(nn.Module):
+    """A module that hands all on to a model."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs):
+        return self.model(**inputs)[0]
 
 
 IDS = torch.randint(4, 31, (2, 9), generator=torch.Generator().manual_seed(0))
@@ -97,8 +108,19 @@ def test_exact_weights_of_every_stack_are_the_eager_ones(padded):
         torch.testing.assert_close(found.sum(dim=-1), torch.ones(len(found)), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("held", [False, True])
+def test_a_mask_of_the_decoder_alone_is_none_of_the_encoder(held):
+    """The decoder hands its own mask on under the name that the whole model has for the encoder's."""
+    torch.manual_seed(0)
+    config = T5Config(d_model=12, d_kv=5, d_ff=13, num_layers=1, num_heads=3, vocab_size=31, decoder_start_token_id=0)
+    model = T5Model(config).eval()
+    inputs = {"input_ids": IDS[:, :7], "decoder_input_ids": IDS[:, :7], "decoder_attention_mask": MASK[:, :7]}
+    found = inspect_stacks_of_inputs(Passing(model) if held else model, inputs)
+    assert [each.num_tokens for each in found.values()] == [14, 11, 11]
+
+
 def test_a_mask_of_another_length_is_refused(bert):
-    with pytest.raises(TextError, match="each of 9 tokens whether it is real; got 7"):
+    with pytest.raises(TextError, match=r"each token whether it is real, a tensor of \(2, 9\); got \(2, 7\)$"):
         read_weights(bert, {"input_ids": IDS}, layer=0, head=0, real_tokens=torch.ones(2, 7, dtype=torch.bool))
 
 

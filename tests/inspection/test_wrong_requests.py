@@ -1,9 +1,5 @@
 """What cannot be answered is refused in one line that says what must hold and what came."""
 
-import json
-import subprocess
-import sys
-
 import pytest
 import torch
 import transformers
@@ -75,29 +71,99 @@ OF_OTHER_TYPES = {
 }
 
 
-def print_refusals():
-    """Print, by door and case, what is said of arguments of other types than annotated."""
-    found = {}
-    for case, (model, inputs) in OF_OTHER_TYPES.items():
-        for name, door in (DOORS | (WITHOUT_INPUTS if model is not bert else {})).items():
-            found[f"{name}, {case}"] = refuse(door, bert() if model is bert else model, inputs)
-    print(json.dumps(found))
-
-
-def test_arguments_of_other_types_are_refused_where_no_annotation_is_checked():
-    code = (
-        "import importlib.util, sys; spec = importlib.util.spec_from_file_location('requests_made', sys.argv[1]); "
-        "made = importlib.util.module_from_spec(spec); spec.loader.exec_module(made); made.print_refusals()"
-    )
-    done = subprocess.run([sys.executable, "-c", code, __file__], capture_output=True, text=True, check=True)
-    said = json.loads(done.stdout.splitlines()[-1])
-    assert len(said) == 3 * 12 + 2 * 9
-    for place, text in said.items():
-        if place.endswith(("a text", "a tensor")):
-            assert "as a mapping" in text or "keyword arguments" in text, place
+@pytest.mark.parametrize("case", OF_OTHER_TYPES)
+def test_arguments_of_other_types_are_refused_where_no_annotation_is_checked(case, without_type_checks):
+    model, inputs = OF_OTHER_TYPES[case]
+    for name, door in (DOORS | (WITHOUT_INPUTS if model is not bert else {})).items():
+        text = refuse(door, bert() if model is bert else model, inputs)
+        if model is bert:
+            assert "as a mapping" in text or "keyword arguments" in text, name
         else:
-            got = {"a name": "str", "nothing": "NoneType", "a class": "the class BertModel"}[place.split(", ")[1]]
-            assert text.startswith(f"model must be a module in hand (torch.nn.Module); got {got}:"), place
+            got = {"a name": "str", "nothing": "NoneType", "a class": "the class BertModel"}[case]
+            assert text.startswith(f"model must be a module in hand (torch.nn.Module); got {got}:"), name
+
+
+def ablate(**settings):
+    inputs = {"input_ids": IDS}
+    with headwise.ablated(bert(), [(0, 0)], **({"mode": "resample", "reference": inputs} | settings)):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: ablate(seed="a"), "seed must be a whole number; got 'a'"),
+        (lambda: ablate(seed=1.5), "seed must be a whole number; got 1.5"),
+        (lambda: ablate(seed=2**70), "seed must be between 0 and "),
+        (
+            lambda: headwise.ablation_losses(bert(), {"input_ids": IDS}, loss=3),
+            "loss must be a function (output, inputs)",
+        ),
+        (
+            lambda: headwise.head_importance(bert(), {"input_ids": IDS}, loss=3),
+            "loss must be a function (output, inputs)",
+        ),
+        *(
+            (
+                lambda order=order: headwise.pruning_curve(bert(), {"input_ids": IDS}, order, loss=loss),
+                "order must be a sequence of pairs (layer, head)",
+            )
+            for order in ({(0, 0)}, 3, None)
+        ),
+        *(
+            (
+                lambda queries=queries: headwise.attention_flow(
+                    bert(), {"input_ids": IDS}, heads="mean", queries=queries
+                ),
+                "queries must be numbers of tokens, from 0 to 6; got ",
+            )
+            for queries in (2, [True], "01")
+        ),
+        *(
+            (lambda make=make, setting=setting: make(**setting), words)
+            for make in (
+                lambda **setting: headwise.AttentionMonitor(bert(), **setting),
+                headwise.AttentionTrainerCallback,
+                headwise.AttentionLightningCallback,
+            )
+            for setting, words in [
+                ({"every": 0}, "every must be between 1 and "),
+                ({"num_rows": "3"}, "num_rows must be a whole number; got '3'"),
+                ({"seed": "a"}, "seed must be a whole number; got 'a'"),
+                ({"collapse_below": float("nan")}, "collapse_below must be a finite number; got nan"),
+                ({"collapse_below": 2}, "collapse_below must be at least 0 and below 1; got 2"),
+                ({"padding_id": "p"}, "padding_id must be a whole number; got 'p'"),
+                ({"warn": 3}, "warn must be a function of a line; got 3"),
+            ]
+        ),
+    ],
+)
+def test_a_setting_of_another_kind_or_size_is_refused_at_the_door(call, words, without_type_checks):
+    with pytest.raises(HeadwiseError) as caught:
+        call()
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "words"),
+    [
+        ({"step": "3"}, {}, "step must be a whole number; got '3'"),
+        ({"step": -1}, {}, "step must be between 0 and "),
+        ({"real_tokens": [1]}, {}, "real_tokens must be of type Tensor"),
+        ({}, {"grad_scale": "x"}, "grad_scale must be a finite number; got 'x'"),
+    ],
+)
+def test_a_mistake_in_a_step_stops_the_monitor_and_not_the_training(begin, end, words, without_type_checks):
+    said = []
+    model = bert()
+    monitor = headwise.AttentionMonitor(model, warn=said.append)
+    monitor.before_step(**begin)
+    model(input_ids=IDS)[0].sum().backward()
+    monitor.after_backward(**end)
+    assert len(said) == 1 and words in said[0] and words in str(monitor.error)
+    monitor.before_step(2)
+    monitor.close()
+    assert not any(part._forward_pre_hooks for part in model.modules())
 
 
 @pytest.mark.parametrize("door", DOORS)

@@ -133,3 +133,11 @@ def test_a_hostile_value_under_any_key_answers_or_is_refused_in_one_line(write_c
     else:
         assert config.num_layers == 3
         assert config.embed_dim > 0
+
+
+def test_a_python_file_without_a_name_is_told_what_to_write(tmp_path):
+    (tmp_path / "mine.py").write_text("net = None")
+    with pytest.raises(
+        ModelError, match=r"mine\.py is a Python file: write .*mine\.py:name, with the name of a module"
+    ):
+        locate(str(tmp_path / "mine.py"))

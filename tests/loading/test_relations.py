@@ -52,6 +52,7 @@ def test_a_word_of_a_script_without_blanks_is_found_within_others(read):
         (b"\xff\xfe{}", "must be JSON in UTF-8"),
         (b"{", "must be JSON in UTF-8"),
         (b"[" * 100_000, "must be JSON in UTF-8"),
+        (b'{"a": [[' + b"9" * 5000 + b', "cats", "chase"]]}', "must be JSON in UTF-8.*digits"),
         (b'{"a": [["cats", "chase"]], "a": [["cats", "it"]]}', "'a' stands 2 times"),
         ([], "must be an object of names with pairs"),
         ({}, "must be an object of names with pairs"),

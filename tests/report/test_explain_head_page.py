@@ -68,7 +68,9 @@ def test_bars_stand_on_either_side_of_the_middle_and_what_is_left_out_is_summed(
 def test_numbers_are_written_as_they_are_read():
     assert write_number(0.0) == "0.000" and write_number(-1.25, 2) == "−1.25" and write_number(None) == "–"
     assert (
-        write_number(1.38e-05) == "1.4·10⁻⁵" and write_number(2e7) == "2.0·10⁷" and write_number(-3e-9) == "−3.0·10⁻⁹"
+        write_number(1.38e-05) == "1.38·10⁻⁵"
+        and write_number(2e7) == "2.00·10⁷"
+        and write_number(-3e-9) == "−3.00·10⁻⁹"
     )
     assert write_number(float("nan")) == "nan" and write_percent(None) == "–" and write_percent(-0.013) == "−1.3 %"
     assert write_percent(-1e-5) == "0.0 %" and write_wavelength(2 * 3.14159) == "6.283 tokens"

@@ -7,6 +7,7 @@ import pytest
 from headwise.api.results import FlopsSection, MemorySection, ParametersSection
 from headwise.cost.results import FlopCount, ParameterCount, StepMemory
 from headwise.report.figures import (
+    counted,
     flop_rows,
     format_difference,
     format_gap,
@@ -169,3 +170,8 @@ def test_held_roles_come_clearest_first(synthetic):
     assert scores == sorted(scores, reverse=True)
     assert len(held) == sum(role.holds for head in inspection.heads for role in head.roles)
     assert (held[0][0].layer, held[0][0].head, held[0][1].name) == (0, 2, "previous token")
+
+
+def test_one_of_a_thing_has_no_s():
+    assert [counted(number, "head") for number in (0, 1, 1024)] == ["0 heads", "1 head", "1,024 heads"]
+    assert [counted(number, "query", "queries") for number in (1, 2)] == ["1 query", "2 queries"]

@@ -22,6 +22,12 @@ def test_the_text_arrives_as_utf_8_with_its_line_ends(tmp_path):
     assert names_in(tmp_path) == ["page.html"]
 
 
+def test_bytes_arrive_as_they_are(tmp_path):
+    content = bytes(range(256)) + b"\r\n"
+    assert write_whole(content, tmp_path / "picture.png").read_bytes() == content
+    assert names_in(tmp_path) == ["picture.png"]
+
+
 def test_half_of_a_surrogate_pair_does_not_stop_the_page(tmp_path):
     assert write_whole("a\udc80b", tmp_path / "page.html").read_bytes() == b"a?b"
 

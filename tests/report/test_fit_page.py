@@ -15,6 +15,7 @@ from headwise.cost.memory import predict_ledger
 from headwise.cost.results import Ledger, LedgerEntry
 from headwise.cost.workload import Workload
 from headwise.errors import MissingExtraError, OutputError
+from headwise.report import html
 from headwise.report.fit_heat import NUM_SHADES, heat_map
 from headwise.report.fit_page import render_fit_page, write_fit_page
 from headwise.report.fit_timeline import HEIGHT, MAX_COLUMNS, draw_timeline, timeline_data
@@ -246,6 +247,7 @@ def test_a_grid_with_holes_is_drawn(synthetic_fit):
 
 def test_without_jinja2_the_error_is_the_line_that_brings_it(synthetic_fit, monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
+    html.template_environment.cache_clear()  # what other tests have read
     with pytest.raises(MissingExtraError, match=re.escape('pip install "headwise[report]"')):
         render_fit_page(synthetic_fit.make_plan())
 

@@ -22,7 +22,8 @@ from headwise.inspection.results import (
 )
 from headwise.inspection.roles.results import HeadRole, HeadRoles, RoleExample, RoleProbe
 from headwise.png import read_png
-from headwise.report.heads_picture import GAP, MAX_PARTS, PARTS_GAP, TILE, heads_png, heads_svg
+from headwise.report.heads_picture import MAX_PARTS, TILE, heads_svg
+from headwise.report.heads_png import heads_png
 from headwise.report.inspect_page import notebook_html, render_inspection
 from headwise.report.page_data import heads_json
 from headwise.report.probe_table import MAX_HEADS, held_roles, missed_roles, why_missed
@@ -122,6 +123,34 @@ def test_the_page_shows_score_nulls_and_evidence_and_escapes_all(synthetic, elem
         assert re.search(rf'class="{kind}"[^>]* {place}="([0-9.]+)%"', bar).group(1) == f"{share:.2f}"
 
 
+def test_of_one_thing_the_page_never_writes_an_s(synthetic, elements_of):
+    inspection = synthetic.make_inspection(1, 1, ("a",), causal=True)
+    relation = replace(relation_of(0.9), num_pairs=1, best_offset=-1)
+    one = replace(inspection, num_texts=1, num_windows=1, num_tokens=1, window=1, relations=(relation,))
+    probe = replace(probe_of([role_of(num_queries=1)]), num_windows=1, num_tokens=1, num_repeats=1, num_random=1)
+    words = elements_of(render_inspection(model_of(one, probe=probe))).words
+    assert "1 head, averaged over 1 token of 1 text of at most 1 token;" in words
+    assert not re.findall(r"(?<![\d.,])1 (?:heads|tokens|texts|windows|queries|pairs|random tokens)\b", words)
+
+
+def test_roles_that_were_not_looked_for_are_not_called_missing(synthetic, elements_of):
+    keys = ("x", "y", "z")
+    cross = synthetic.make_inspection(1, 1, ("a", "b"), key_tokens=keys, stack="cross")
+    without = replace(cross, heads=tuple(replace(head, roles=()) for head in cross.heads))
+    words = elements_of(render_inspection(model_of(without))).words
+    assert "None: no head" not in words
+    assert "Not looked for: the keys are of another text" in words
+    scored = replace(
+        cross,
+        key_tokens=None,
+        heads=tuple(
+            replace(head, roles=tuple(replace(role, score=0.1, holds=False) for role in head.roles))
+            for head in cross.heads
+        ),
+    )
+    assert "None: no head puts most of its weight" in elements_of(render_inspection(model_of(scored))).words
+
+
 def test_without_a_probe_nothing_is_said_of_it(synthetic, elements_of):
     assert "Probed roles" not in elements_of(render_inspection(model_of(synthetic.make_inspection(1, 1)))).words
 
@@ -160,6 +189,7 @@ def test_the_page_shows_relations_of_each_part_and_escapes_all(synthetic, elemen
     with_null = model_of(replace(inspection, relations=(relation_of(0.3, null=0.25),)))
     words = elements_of(render_inspection(with_null)).words
     assert "its own share in the null" in words and "0.30 0.25 0.15" in words
+    assert "null: the same head of an untrained model, or of the one that was given as the null" in words
 
 
 # how alike heads are
@@ -297,15 +327,14 @@ def test_a_long_text_is_drawn_from_its_overview(synthetic):
     exact, whole = (tuple(map_of(head, size, size, tile) for head in heads) for size, tile in ((23, 1), (TILE, 83)))
     tokens = tuple(map(str, range(3947)))
     long = replace(synthetic.make_inspection(1, 1), heads=heads, maps=exact, overviews=whole, tokens=tokens)
-    pixels = read_png(heads_png(long))
-    assert (pixels.height, pixels.width) == (TILE + 2 * GAP, 2 * (TILE + GAP) + GAP)
-    only_whole = read_png(heads_png(replace(long, maps=())))
-    assert pixels == only_whole != read_png(heads_png(replace(long, overviews=())))
+    pixels = heads_png(long, "t")
+    only_whole = heads_png(replace(long, maps=()), "t")
+    assert pixels == only_whole != heads_png(replace(long, overviews=()), "t")
     assert "all 3,947 tokens, queries down" in heads_svg(long, "t")
     assert "the first 23 tokens, queries down" in heads_svg(replace(long, overviews=()), "t")
     fits = replace(long, tokens=tokens[:23])
     assert "23 queries down, 23 keys across" in heads_svg(fits, "t")
-    assert read_png(heads_png(fits)) == read_png(heads_png(replace(fits, overviews=())))
+    assert heads_png(fits, "t") == heads_png(replace(fits, overviews=()), "t")
 
 
 def test_cross_attention_fills_its_squares_and_says_its_sizes(synthetic):
@@ -315,13 +344,11 @@ def test_cross_attention_fills_its_squares_and_says_its_sizes(synthetic):
         tokens=tuple("abcde"), key_tokens=tuple(map(str, range(31))),
     )  # fmt: skip
     assert "5 queries down, 31 keys across" in heads_svg(cross, "t")
-    assert read_png(heads_png(cross)).width == 2 * (TILE + GAP) + GAP
 
 
 def test_a_head_without_a_map_is_as_dark_as_its_entropy(synthetic):
     inspection = synthetic.make_inspection(1, 2)
-    pixels = read_png(heads_png(replace(inspection, maps=inspection.maps[:1])))
-    assert pixels.width == 2 * (TILE + GAP) + GAP
+    assert heads_png(replace(inspection, maps=inspection.maps[:1]), "t") != heads_png(inspection, "t")
     assert "squares as dark as normalised entropy" in heads_svg(replace(inspection, maps=()), "t")
 
 
@@ -329,8 +356,6 @@ def test_parts_stand_side_by_side_below_their_names(synthetic):
     small, large = synthetic.make_inspection(1, 2), synthetic.make_inspection(3, 1)
     others = tuple(InspectedPart(name=f"{number}{HOSTILE}", inspection=large, comparable=False) for number in range(5))
     two = model_of(small, part="main", others=others[:1])
-    pixels = read_png(heads_png(two))
-    assert (pixels.height, pixels.width) == (3 * (TILE + GAP) + GAP, 3 * (TILE + GAP) + 2 * GAP + PARTS_GAP)
     root = ET.fromstring(heads_svg(two, "t"))
     lines = [one.text for one in root.iter(f"{SVG}text")]
     assert "main" in lines and any(line.startswith("0<script>") for line in lines)
@@ -357,5 +382,5 @@ def test_what_is_no_number_is_drawn_as_nothing(synthetic):
     broken = replace(
         synthetic.make_inspection(1, 1, with_maps=False), heads=(replace(head, normalized_entropy=math.nan),)
     )
-    pixels = read_png(heads_png(broken))
-    assert set(pixels.values) == {249, 250, 254}
+    (picture,) = re.findall('data:image/png;base64,([^"]+)', heads_svg(broken, "t"))
+    assert set(read_png(base64.b64decode(picture)).values) == {249, 250, 254}

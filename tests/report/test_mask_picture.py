@@ -1,3 +1,5 @@
+import errno
+import os
 import struct
 import zlib
 from xml.etree import ElementTree as ET
@@ -58,6 +60,20 @@ def test_without_lengths_a_picture_has_those_that_show_the_pattern(tmp_path):
     assert read_png(path.read_bytes())[0] == 16 * CELL_PIXELS
     empty = write_mask_picture(SlidingWindow(4), tmp_path / "window.png", 0, 5)
     assert read_png(empty.read_bytes()) == (1, CELL_PIXELS, [bytes([GREYS[0]])] * CELL_PIXELS)
+
+
+@pytest.mark.parametrize("ending", [".png", ".svg"])
+def test_a_full_disk_leaves_the_old_picture_and_nothing_else(tmp_path, monkeypatch, ending):
+    path = write_mask_picture(Causal(), tmp_path / f"mask{ending}")
+    before = path.read_bytes()
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(OutputError, match="No space left on device"):
+        write_mask_picture(SlidingWindow(4), path)
+    assert path.read_bytes() == before and [one.name for one in tmp_path.iterdir()] == [path.name]
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 
 from headwise.api.results import FlopsSection, MemorySection, ParametersSection
 from headwise.errors import MissingExtraError, OutputError
+from headwise.report import html
 from headwise.report.page import render_page, write_page
 
 HOSTILE = '<b onclick="x">&\'"</b>{{ 1 }}\u2028注意'
@@ -125,6 +126,7 @@ def test_the_bar_of_the_verdict_never_leaves_its_box(synthetic, fits):
 
 def test_without_jinja2_the_error_is_the_line_that_brings_it(synthetic, monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
+    html.template_environment.cache_clear()  # what other tests have read
     with pytest.raises(MissingExtraError, match=re.escape('pip install "headwise[report]"')):
         render_page(synthetic.make_report())
 

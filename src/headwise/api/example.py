@@ -67,6 +67,19 @@ def example_inputs(module: nn.Module, *, batch: int, seq: int) -> dict[str, Tens
     return dict.fromkeys(required or names[:1], vectors)
 
 
+def beside(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return inputs that were made here on the device of a module's weights, numbers in the weights' dtype."""
+    weight = next((each for each in module.parameters() if each.is_floating_point()), None)
+    if weight is None:
+        return dict(inputs)
+    return {
+        name: value.to(weight.device, weight.dtype if value.is_floating_point() else None)
+        if isinstance(value, Tensor)
+        else value
+        for name, value in inputs.items()
+    }
+
+
 def _image(module: Any, batch: int, generator: torch.Generator) -> Tensor:
     """Make images of the size that a Hugging Face config names.
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from headwise.api.fit_door import check_progress
 from headwise.api.progress import Progress, Steps
-from headwise.config.checks import require_size
-from headwise.errors import ConfigError, ModelError, TextError
+from headwise.config.checks import require_size, shown
+from headwise.errors import ConfigError, ModelError, OutputError, TextError
 from headwise.inspection.results import Walkthrough
 from headwise.inspection.walkthrough.variants import explain_example
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 DEFAULT_EXAMPLE = "two-tokens"
+ENDINGS = (".html", ".htm")
 LOADING, READING, WRITING = "loading the model", "looking at the head", "writing the page"
 
 
@@ -59,13 +60,14 @@ def explain(
         keys: how many of the heaviest keys have their score taken apart. Default: 3.
         example: "two-tokens" (one head of two dimensions; the default) or "two-heads" (three tokens, causal, an output
             projection).
-        out: where to write it as a page; None = no page.
+        out: where to write it as a page, a name that ends in .html; None = no page.
         progress: called with what is being done, how much is done, and how much there is.
 
     Raises:
         HeadwiseError: something asked for cannot be found, read, run or written; a preset or a config has no weights.
     """
     check_progress(progress)
+    _check_kinds(text, sentence, inputs, out)
     of_model = (model, tokenizer, text, sentence, inputs, layer, head, query, against, stack, keys)
     is_example = all(one is None for one in of_model)
     if example is not None and not is_example:
@@ -75,6 +77,8 @@ def explain(
     if out is not None:
         from headwise.report.files import check_page_place
 
+        if Path(out).suffix.lower() not in ENDINGS:
+            raise OutputError(f"the page must have a name that ends in {' or '.join(ENDINGS)}; got {os.fspath(out)!r}")
         check_page_place(out)
     if is_example:
         name = DEFAULT_EXAMPLE if example is None else example
@@ -94,18 +98,14 @@ def explain(
 
         words = read_text(Path(text))
 
-    from headwise.api.subject import find_on_paper, load
+    from headwise.api.subject import load, require_tokenizer, require_weights
 
-    paper = find_on_paper(model, kinds=("preset", "config")) if model is not None else None
-    if paper is not None:
-        raise ModelError(
-            f"heads are explained of a model with weights, and {paper[0].name} has none: give a checkpoint"
-        )
+    require_weights(model, what="heads are explained")
     steps = Steps(progress, (LOADING, READING, *((WRITING,) if out is not None else ())))
     steps.start(LOADING)
-    loaded, _ = load(model, tokenizer)
-    if words is not None and loaded.tokenizer is None:
-        raise TextError(f"a text needs a tokenizer, and {loaded.name} comes without one; leave the text out")
+    loaded, _ = load(model, tokenizer, aside=False)
+    if words is not None:
+        require_tokenizer(loaded)
 
     from headwise.api.explain_head import Asked, explain_head
     from headwise.api.running import explained
@@ -122,6 +122,23 @@ def explain(
         write_head(explanation, out)
     steps.finish()
     return explanation
+
+
+def _check_kinds(text: Any, sentence: Any, inputs: Any, out: Any) -> None:
+    """Refuse what is of another kind than it must be."""
+    for name, value in (("text", text), ("out", out)):
+        if value is not None and not isinstance(value, str | os.PathLike):
+            raise TextError(f"{name} must be the path of a file; got {shown(value)}")
+    if inputs is not None and not isinstance(inputs, Mapping):
+        raise ModelError(
+            f"inputs must be keyword arguments of the forward pass, a mapping; got {type(inputs).__name__}"
+        )
+    if sentence is not None and not isinstance(sentence, str):
+        raise TextError(f"sentence must be a str; got {shown(sentence)}")
+    if sentence is not None:
+        from headwise.inspection.texts.windows import require_texts
+
+        require_texts([sentence], name="sentence")
 
 
 def _check(layer: int | None, head: int | None, keys: int, tokens: Sequence[Any]) -> None:

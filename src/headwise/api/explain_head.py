@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from headwise.api.example import example_inputs
+from headwise.api.example import beside, example_inputs
 from headwise.config.attention import AttentionConfig, Rotary
 from headwise.errors import ModelError, TextError
 from headwise.inspection.texts.default_text import default_texts
@@ -25,6 +25,7 @@ from headwise.positions.scaling import rotary_frequencies
 DEFAULT_TOKENS = 24  # of the default text: a sentence or two, so that its keys can be read one by one
 EXAMPLE_TOKENS = 11  # of random input
 RANDOM_INPUT = "There is no tokenizer: this is a head on random input, not on a text."
+DEFAULT_TEXT = "the default text (text or sentence gives another)"
 SAME_TEXT = "The decoder was given the same text as the encoder."
 
 
@@ -40,11 +41,12 @@ class Asked(NamedTuple):
 
 
 class _Read(NamedTuple):
-    """What the model reads: its inputs, the words of its tokens, and which of them separate texts."""
+    """What the model reads: its inputs, the words of its tokens, their text, and which of them separate texts."""
 
     inputs: Mapping[str, Any]
     tokens: Sequence[str] | None
     text: str
+    name: str  # of the text
     separators: Sequence[int]
     notes: tuple[str, ...]
 
@@ -75,24 +77,24 @@ def explain_head(
         stack=asked.stack,
         passed_over=(0, *read.separators),
     )
-    is_same = reading.num_keys == reading.num_queries
     return explain_reading(
         reading,
         model=loaded.name,
         tokens=_labels(read.tokens, reading.num_queries),
-        key_tokens=None if is_same else _labels(read.tokens, reading.num_keys),
+        key_tokens=_labels(read.tokens, reading.num_keys) if reading.is_cross else None,
         num_scores=asked.keys,
         against=against,
         pairs=_pairs_of(loaded, reading, asked.stack),
-        notes=(*_notes_on_module(loaded), *read.notes, *notes, *more, *_notes_on_choice(asked, reading)),
+        notes=(*loaded.notes_on_looking, *read.notes, *notes, *more, *_notes_on_choice(asked, reading)),
     )
 
 
 def _read(loaded: LoadedModule, text: str | None, inputs: Mapping[str, Any] | None) -> _Read:
     if inputs is not None:
-        return _Read(inputs, None, "", (), ())
+        return _Read(inputs, None, "", "", (), ())
     if loaded.tokenizer is None:
-        return _Read(example_inputs(loaded.module, batch=1, seq=EXAMPLE_TOKENS), None, "", (), (RANDOM_INPUT,))
+        example = beside(loaded.module, example_inputs(loaded.module, batch=1, seq=EXAMPLE_TOKENS))
+        return _Read(example, None, "", "", (), (RANDOM_INPUT,))
     if not is_transformers_model(loaded.module):
         raise ModelError(
             f"texts are read by a Hugging Face model and its tokenizer; {loaded.name} is none: give its inputs"
@@ -111,7 +113,8 @@ def _read(loaded: LoadedModule, text: str | None, inputs: Mapping[str, Any] | No
     if "decoder_input_ids" in signature(loaded.module.forward).parameters:
         given["decoder_input_ids"] = ids
         notes.append(SAME_TEXT)
-    return _Read(given, window.labels, words, _separators(window), tuple(notes))
+    name = DEFAULT_TEXT if text is None else "the text"
+    return _Read(beside(loaded.module, given), window.labels, words, name, _separators(window), tuple(notes))
 
 
 def _separators(window: Window) -> list[int]:
@@ -124,7 +127,7 @@ def _place_of(asked: int | str | None, read: _Read) -> tuple[int | None, tuple[s
         return asked, ()
     if read.tokens is None:
         raise TextError(f"a word is found in a text, and there is none here: give the number of a token; got {asked!r}")
-    first, last = find_word(asked, read.tokens, read.text)
+    first, last = find_word(asked, read.tokens, read.text, name=read.name)
     if first == last:
         return last, ()
     return last, (f"The word {asked!r} is {last - first + 1} tokens, {first} to {last}: the last one is shown.",)
@@ -132,11 +135,6 @@ def _place_of(asked: int | str | None, read: _Read) -> tuple[int | None, tuple[s
 
 def _labels(tokens: Sequence[str] | None, number: int) -> list[str]:
     return list(map(str, range(number))) if tokens is None or len(tokens) != number else list(tokens)
-
-
-def _notes_on_module(loaded: LoadedModule) -> tuple[str, ...]:
-    """Return what must be known of a module here, where nothing is predicted in any case."""
-    return tuple(note for note in loaded.notes if "predicted" not in note)
 
 
 def _notes_on_choice(asked: Asked, reading: HeadReading) -> tuple[str, ...]:

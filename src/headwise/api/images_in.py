@@ -11,6 +11,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from headwise.api.example import beside
 from headwise.api.page_budget import CHARS_PER_KEY, TOP_KEY_CHARS, count_heads
 from headwise.errors import HeadwiseError, ModelError, describe
 from headwise.inspection.detail import NO_DETAIL, Detail
@@ -78,7 +79,7 @@ def look_at_image(
     prepared = prepare_image(loaded.module, image, processor=processor, folder=folder)
     return look_at_pixels(
         loaded,
-        prepared.inputs,
+        beside(loaded.module, prepared.inputs),
         mean=prepared.mean,
         std=prepared.std,
         map_tokens=map_tokens,

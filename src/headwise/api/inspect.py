@@ -7,12 +7,12 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headwise.api.fit_door import check_progress
+from headwise.api.fit_door import check_flags, check_paths, check_progress
 from headwise.api.inspect_results import InspectedModel
 from headwise.api.progress import Progress, Steps
-from headwise.api.subject import find_on_paper, load
-from headwise.config.checks import require_size
-from headwise.errors import ModelError, OutputError, TextError
+from headwise.api.subject import load, require_tokenizer, require_weights
+from headwise.config.checks import require_instance, require_size, require_text, shown
+from headwise.errors import ConfigError, ModelError, OutputError, TextError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -56,6 +56,7 @@ def inspect(
 ) -> InspectedModel:
     """Say what every head of a model does, averaged over all tokens of texts, while the model stays on its fast path.
 
+    A module in hand is looked at itself, on its own device and in its own dtype, and is as it was afterwards.
     Of an encoder-decoder all stacks are shown: the encoder's heads first, then the decoder's and cross-attention's,
     whose queries are the decoder's tokens and whose keys are the encoder's.
 
@@ -101,64 +102,55 @@ def inspect(
         >>> headwise.inspect(model, tokenizer=tokenizer, texts=["The cat sat on the mat."]).heads[0].entropy
     """
     started = time.perf_counter()
-    check_progress(progress)
-    _check_place(out)
-    for name, size in (("window", window), ("max_length", max_length), ("generate", generate)):
-        if size is not None:
-            require_size(name, size)
-    if map_tokens is not None:
-        require_size("map_tokens", map_tokens, minimum=0)
+    wanted = _check_request(
+        sizes={"window": window, "max_length": max_length, "generate": generate},
+        flags={"costly": costly, "roles": roles},
+        names={"stack": stack},
+        map_tokens=map_tokens,
+        inputs=inputs,
+        detail=detail,
+        processor=processor,
+        relations=relations,
+        out=out,
+        progress=progress,
+    )
     for each in (model, against):
-        paper = find_on_paper(each, kinds=("preset", "config")) if each is not None else None
-        if paper is not None:
-            raise ModelError(
-                f"heads are shown of a model with weights, and {paper[0].name} has none: give a checkpoint"
-            )
+        require_weights(each, what="heads are shown")
     if image is not None:
         others: dict[str, Any] = {"text": text, "texts": texts, "target": target, "targets": targets, "inputs": inputs}
         others |= {"generate": generate, "window": window, "max_length": max_length, "roles": roles or None}
         _require_image_alone(others | {"against_text": against_text, "against_texts": against_texts})
+    _require_other_file(out, {"text": text, "target": target, "against_text": against_text, "relations": relations})
+    _require_other_file(out, {"image": image if isinstance(image, str | os.PathLike) else None})
     own_texts = _read_texts("text", text, texts, inputs)
-    own_targets = _read_texts("target", target, targets, inputs)
     other_texts = _read_texts("against_text", against_text, against_texts, inputs)
     if against is not None and other_texts is not None:
         raise TextError("heads are compared with another model's or on another text; got both against and against_text")
+    asked = {
+        "texts": own_texts,
+        "targets": _read_texts("target", target, targets, inputs),
+        "generate": generate,
+        "inputs": inputs,
+        "window": window,
+        "max_length": max_length,
+        "map_tokens": map_tokens,
+        "stack": stack,
+        "image": image,
+        "processor": processor,
+        "folder": model if isinstance(model, str | os.PathLike) else None,
+    }
     has_other = against is not None or other_texts is not None
-    steps = Steps(
-        progress,
-        (
-            *(LOADING, READING),
-            *((COMPARING,) if has_other else ()),
-            *((PROBING,) if roles else ()),
-            *((WRITING,) if out is not None else ()),
-        ),
-    )
+    steps = _steps(progress, has_other=has_other, roles=roles, out=out)
     steps.start(LOADING)
-    loaded, source = load(model, tokenizer)
+    loaded, source = load(model, tokenizer, aside=False)
     other = loaded if against is None else _load_other(against, tokenizer, loaded, inputs)
-    if loaded.tokenizer is None and (own_texts is not None or other_texts is not None):
-        raise TextError(f"a text needs a tokenizer, and {loaded.name} comes without one; leave the text out")
+    if own_texts is not None or other_texts is not None:
+        require_tokenizer(loaded)
     from headwise.api.inspect_parts import look_at_all
     from headwise.api.looking import Read
     from headwise.api.running import explained
-    from headwise.inspection.detail import NO_DETAIL
 
-    wanted = NO_DETAIL if detail is None else detail
-    read = Read(
-        texts=own_texts,
-        targets=own_targets,
-        generate=generate,
-        inputs=inputs,
-        window=window,
-        max_length=max_length,
-        map_tokens=map_tokens,
-        stack=stack,
-        detail=replace(wanted, costly=costly or wanted.costly),
-        num_parts=2 if has_other else 1,
-        image=image,
-        processor=processor,
-        folder=model if isinstance(model, str | os.PathLike) else None,
-    )
+    read = Read(**asked, detail=replace(wanted, costly=costly or wanted.costly), num_parts=2 if has_other else 1)
     steps.start(READING)
     with explained(loaded.name):
         names = (_name_of_texts(text, texts), _name_of_texts(against_text, against_texts))
@@ -176,13 +168,12 @@ def inspect(
             steps.start(PROBING)
             probe = _probe(loaded, read, parts.main.stack, parts.main.key_tokens is not None, steps)
     known = {field.name: getattr(parts.main, field.name) for field in fields(parts.main)}
-    known["notes"] = (*loaded.notes, *known["notes"])
-    seconds = round(time.perf_counter() - started, 2)
+    known["notes"] = (*loaded.notes_on_looking, *known["notes"])
     result = InspectedModel(
         **known,
         model=loaded.name,
         source=source,
-        seconds=seconds,
+        seconds=round(time.perf_counter() - started, 2),
         page=None if out is None else os.fspath(out),
         probe=probe,
         part=parts.name,
@@ -195,6 +186,58 @@ def inspect(
         write_inspection(result, out)
     steps.finish()
     return result
+
+
+def _check_request(
+    *,
+    sizes: Mapping[str, object],
+    flags: Mapping[str, object],
+    names: Mapping[str, object],
+    map_tokens: object,
+    inputs: object,
+    detail: object,
+    processor: object,
+    relations: object,
+    out: Any,
+    progress: object,
+) -> "Detail":
+    """Refuse what cannot be meant, before a model is loaded; returns what else is read.
+
+    Raises:
+        HeadwiseError: a value is of another kind or size, or the file cannot be written.
+    """
+    from headwise.inspection.detail import NO_DETAIL, Detail
+
+    check_progress(progress)
+    check_flags(**flags)
+    check_paths(relations=relations, out=out)
+    _check_place(out)
+    for name, size in sizes.items():
+        if size is not None:
+            require_size(name, size)
+    if map_tokens is not None:
+        require_size("map_tokens", map_tokens, minimum=0)
+    for name, value in names.items():
+        if value is not None:
+            require_text(name, value)
+    if inputs is not None and not isinstance(inputs, Mapping):
+        raise TextError(
+            f"inputs must be a mapping of the keyword arguments of a forward pass; got {type(inputs).__name__}"
+        )
+    if processor is not None and not callable(processor):
+        raise ConfigError(f"processor must be called as transformers' image processors are; got {shown(processor)}")
+    if detail is None:
+        return NO_DETAIL
+    require_instance("detail", detail, Detail)
+    assert isinstance(detail, Detail)
+    return detail
+
+
+def _steps(progress: Progress | None, *, has_other: bool, roles: bool, out: object) -> Steps:
+    names = [LOADING, READING]
+    for name, is_done in ((COMPARING, has_other), (PROBING, roles), (WRITING, out is not None)):
+        names += [name] if is_done else []
+    return Steps(progress, tuple(names))
 
 
 def _require_image_alone(others: Mapping[str, Any]) -> None:
@@ -212,7 +255,7 @@ def _load_other(model: Any, tokenizer: Any, first: "LoadedModule", inputs: Mappi
     """
     from headwise.integrations.transformers_attention import is_transformers_model
 
-    loaded, _ = load(model, tokenizer)
+    loaded, _ = load(model, tokenizer, aside=False)
     if first.tokenizer is None:
         return replace(loaded, tokenizer=None)
     if inputs is None and not is_transformers_model(loaded.module):
@@ -235,7 +278,7 @@ def _probe(loaded: "LoadedModule", read: Any, stack: str | None, is_cross: bool,
     from headwise.inspection.roles.probe import probe_roles
 
     if loaded.tokenizer is None:
-        raise TextError(f"roles are probed with a tokenizer, and {loaded.name} comes without one; leave them out")
+        raise TextError(f"roles are probed with a tokenizer, and {loaded.name} comes without one; leave roles out")
     if is_cross:
         raise ModelError(
             f"a role is which token of its own text a head reads, and {stack!r} reads another text: leave roles out, "
@@ -259,6 +302,18 @@ def _check_place(out: str | os.PathLike[str] | None) -> None:
     (check_page_place if kind == ".html" else check_writable)(out)
 
 
+def _require_other_file(out: Any, read: Mapping[str, Files | None]) -> None:
+    """Raise OutputError if the file that is written is one that is read, which would be lost."""
+    if out is None or not Path(out).exists():
+        return
+    for name, files in read.items():
+        for file in _files(files) if isinstance(files, str | os.PathLike | Sequence) else ():
+            if file.exists() and file.samefile(out):
+                raise OutputError(
+                    f"out must be another file than {name}, which is read; got {os.fspath(out)!r} for both"
+                )
+
+
 def _files(files: Files) -> list[Path]:
     return [Path(files)] if isinstance(files, str | os.PathLike) else [Path(file) for file in files]
 
@@ -269,8 +324,16 @@ def _read_texts(
     """Return the texts that were asked for; None: none were."""
     if sum(one is not None for one in (files, texts, inputs)) > 1:
         raise TextError(f"one of {name}, {name}s and inputs says what is read; got more than one")
-    if texts is not None or files is None:
+    from headwise.inspection.texts.windows import require_texts
+
+    if texts is not None:
+        require_texts(texts, name=f"{name}s")
         return texts
+    if files is None:
+        return None
+    is_path = isinstance(files, str | os.PathLike)
+    if not is_path and not (isinstance(files, Sequence) and all(isinstance(each, str | os.PathLike) for each in files)):
+        raise TextError(f"{name} must be a file or several; got {shown(files)}")
     from headwise.loading.text import read_text
 
     return [read_text(file) for file in _files(files)] or None

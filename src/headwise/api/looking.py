@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headwise.api.example import example_inputs
+from headwise.api.example import beside, example_inputs
 from headwise.api.images_in import look_at_image, look_at_pixels
 from headwise.api.page_budget import count_heads, keep
 from headwise.errors import TextError
@@ -16,13 +16,15 @@ from headwise.inspection.inspect import inspect_inputs, inspect_reading, inspect
 from headwise.inspection.results import Inspection
 from headwise.inspection.texts.default_text import default_texts
 from headwise.inspection.texts.pairs import is_encoder_decoder
-from headwise.inspection.texts.prepare import prepare_texts
+from headwise.inspection.texts.prepare import prepare_texts, require_reader
+from headwise.inspection.texts.windows import UNKNOWN_LENGTH, model_length
 from headwise.loading.module import LoadedModule
 
 DEFAULT_TEXT_TOKENS = 128  # a paragraph of the default text: 126 tokens and the two that BERT puts around them
 MAX_TEXT_TOKENS = 2**15  # of a user's text: 64 full windows of BERT, half a minute on two cores
 EXAMPLE_SEQ = 128  # tokens of the example input whose heads are shown where there is no tokenizer
 RANDOM_INPUT = "There is no tokenizer: these are heads on random input, not on a text."
+RANDOM_PIXELS = "No image was given: these are heads on random pixels."
 ENCODER_ALONE = "These are the heads of the encoder; headwise inspect shows those of the decoder, too."
 MAIN = "main"  # what the only stack of a model is called here
 
@@ -57,6 +59,21 @@ class Read:
     image: Any = None
     processor: Callable[..., Any] | None = None
     folder: str | os.PathLike[str] | None = None
+
+    @property
+    def own_texts(self) -> Sequence[str]:
+        """Return the texts, or the default text."""
+        return default_texts() if self.texts is None else self.texts
+
+    def length_of_texts(self, loaded: LoadedModule) -> int:
+        """Return the tokens of each text after which the rest is dropped."""
+        if self.max_length is not None:
+            return self.max_length
+        if self.texts is None:
+            return DEFAULT_TEXT_TOKENS
+        # a pass over all tokens at once may take memory in their square, and such a model names no length of its own
+        is_whole = self.generate is not None or is_encoder_decoder(loaded.module)
+        return UNKNOWN_LENGTH if is_whole and model_length(loaded.module, loaded.tokenizer) is None else MAX_TEXT_TOKENS
 
 
 def look_at_heads(
@@ -124,8 +141,8 @@ def look_at_stacks(
         return {MAIN: image}
     if read.inputs is not None or loaded.tokenizer is None:
         return _on_inputs(loaded, read, seq, only_one)
-    longest = DEFAULT_TEXT_TOKENS if read.texts is None else MAX_TEXT_TOKENS
-    texts: Sequence[str] = default_texts() if read.texts is None else read.texts
+    require_reader(loaded.module)
+    texts = read.own_texts
     if read.texts is None and read.generate is not None and not is_encoder_decoder(loaded.module):
         texts = texts[:1]
     if read.texts is None and read.targets is not None:
@@ -136,7 +153,7 @@ def look_at_stacks(
         texts,
         targets=read.targets,
         generate=read.generate,
-        max_length=longest if read.max_length is None else read.max_length,
+        max_length=read.length_of_texts(loaded),
         window=read.window,
     )
     num_heads = count_heads(loaded) * read.num_parts
@@ -166,7 +183,9 @@ def _on_inputs(loaded: LoadedModule, read: Read, seq: int, only_one: bool) -> di
     notes: tuple[str, ...] = ()
     inputs = read.inputs
     if inputs is None:
-        inputs, notes = example_inputs(loaded.module, batch=1, seq=min(seq, EXAMPLE_SEQ)), (RANDOM_INPUT,)
+        random = example_inputs(loaded.module, batch=1, seq=min(seq, EXAMPLE_SEQ))
+        inputs = beside(loaded.module, random)
+        notes = (RANDOM_INPUT if image_in(inputs) is None else RANDOM_PIXELS,)
     lengths = [value.shape[1] for value in inputs.values() if getattr(value, "ndim", 0) >= 2]
     num_heads = count_heads(loaded) * read.num_parts
     kept = keep(num_heads, max(lengths, default=0), map_tokens=read.map_tokens, detail=read.detail)

@@ -4,14 +4,13 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from headwise.api.looking import DEFAULT_TEXT_TOKENS, MAIN, MAX_TEXT_TOKENS, Read, look_at_stacks
+from headwise.api.looking import Read, look_at_stacks
 from headwise.errors import ModelError, TextError
 from headwise.inspection.detail import Detail
 from headwise.inspection.relations.labelled import relations_between_words
 from headwise.inspection.relations.relation import Relation
 from headwise.inspection.results import Inspection
 from headwise.inspection.roles.untrained import untrained_twin
-from headwise.inspection.texts.default_text import default_texts
 from headwise.inspection.texts.pairs import is_encoder_decoder
 from headwise.inspection.texts.windows import model_length
 from headwise.loading.module import LoadedModule
@@ -41,7 +40,8 @@ def with_relations(
         raise TextError("relations are labelled between words of a text, and no text is read here: leave them out")
     if is_encoder_decoder(loaded.module):
         raise TextError(
-            "relations are labelled for a model of one stack; of an encoder-decoder give Relations between tokens"
+            f"relations are labelled in a file for a model of one stack, and {loaded.name} is an encoder-decoder; "
+            'in Python give stack="encoder", detail=headwise.Detail(relations=(headwise.Relation(...),))'
         )
     relations = _between_tokens(loaded, read, path)
     if other is not None and _between_tokens(other, read, path) != relations:
@@ -54,14 +54,13 @@ def with_relations(
 
 
 def _between_tokens(loaded: LoadedModule, read: Read, path: str | os.PathLike[str]) -> tuple[Relation, ...]:
-    texts = default_texts() if read.texts is None else read.texts
-    longest = DEFAULT_TEXT_TOKENS if read.texts is None else MAX_TEXT_TOKENS
+    texts = read.own_texts
     return relations_between_words(
         loaded.tokenizer,
         texts,
         read_relations(Path(path), texts),
         window=model_length(loaded.module, loaded.tokenizer) if read.window is None else read.window,
-        max_length=longest if read.max_length is None else read.max_length,
+        max_length=read.length_of_texts(loaded),
     )
 
 
@@ -74,4 +73,5 @@ def _untrained_null(loaded: LoadedModule, read: Read, relations: tuple[Relation,
     except ModelError:
         return None
     plain = replace(read, map_tokens=0, generate=None, detail=Detail(relations=relations))
-    return look_at_stacks(replace(loaded, module=twin), plain, only_one=True)[MAIN]
+    (null,) = look_at_stacks(replace(loaded, module=twin), plain, only_one=True).values()
+    return null

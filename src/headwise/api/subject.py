@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from headwise.config.model import ModelConfig
 from headwise.config.vision_model import ImageConfig
 from headwise.cost.parameters import count_parameters
-from headwise.errors import ModelError
+from headwise.errors import ModelError, TextError
 from headwise.loading.config import FORMS, Location, load_config, load_content, locate, name_of
 from headwise.loading.python import find_object
 
@@ -67,8 +67,38 @@ def find_name(model: Any) -> str:
     return name_of(location)
 
 
-def load(model: Any, tokenizer: Any | None = None) -> "tuple[LoadedModule, str]":
+def require_weights(model: Any, *, what: str) -> None:
+    """Refuse a model that is a preset or a config.
+
+    Args:
+        model: MODEL; None = the sample checkpoint.
+        what: is done with it, as the error says: "heads are shown".
+
+    Raises:
+        HeadwiseError: it has no weights, or cannot be found.
+    """
+    paper = find_on_paper(model, kinds=("preset", "config")) if model is not None else None
+    if paper is not None:
+        raise ModelError(f"{what} of a model with weights, and {paper[0].name} has none: give a checkpoint")
+
+
+def require_tokenizer(loaded: "LoadedModule") -> None:
+    """Refuse a text where nothing reads it.
+
+    Raises:
+        TextError: the model has no tokenizer.
+    """
+    if loaded.tokenizer is None:
+        raise TextError(f"a text needs a tokenizer, and {loaded.name} comes without one; leave the text out")
+
+
+def load(model: Any, tokenizer: Any | None = None, *, aside: bool = True) -> "tuple[LoadedModule, str]":
     """Load a model, and tell where it came from; None = the sample checkpoint.
+
+    Args:
+        model: MODEL.
+        tokenizer: of a module in hand.
+        aside: whether a module in hand, or one that is imported, is copied to be run, as of `from_module`.
 
     Raises:
         HeadwiseError: MODEL cannot be found, read or built.
@@ -83,9 +113,9 @@ def load(model: Any, tokenizer: Any | None = None) -> "tuple[LoadedModule, str]"
     if location is not None:
         if location.kind == "checkpoint":
             _require_weights_to_match_config(location)
-        return load_module(location), location.text
+        return load_module(location, aside=aside), location.text
     if isinstance(model, nn.Module):
-        return from_module(model, tokenizer=tokenizer), "a module in hand"
+        return from_module(model, tokenizer=tokenizer, aside=aside), "a module in hand"
     raise ModelError(f"MODEL must be {FORMS}, a ModelConfig or an nn.Module; got {type(model).__name__}")
 
 

@@ -7,6 +7,7 @@ from headwise.errors import ConfigError
 from headwise.masks.patterns import Mask
 
 MAX_SIZE = 2**31 - 1  # what a tensor dimension of a real model stays under; more is a mistake or an attack
+MAX_SEED = 2**63 - 1  # what torch's generators take
 MAX_NUMBER = 1e300  # far from where a float overflows
 MAX_SHOWN = 100  # characters of a wrong value that an error repeats
 

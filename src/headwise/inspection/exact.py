@@ -6,12 +6,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from headwise.config.checks import shown
 from headwise.errors import ModelError, TextError
 from headwise.inspection.capture.quiet_passes import Inputs
-from headwise.inspection.capture.readers import Reader, open_reader, open_stacks
-from headwise.inspection.statistics.kinds import told_padding
+from headwise.inspection.capture.readers import Reader, open_reader
 from headwise.inspection.texts.stack_tokens import told_kinds
-from headwise.integrations.layer_weights import GivenWeights, LayerWeights
+from headwise.integrations.layer_weights import LayerWeights
 
 
 def read_weights(
@@ -27,7 +27,8 @@ def read_weights(
 ) -> Float[Tensor, "rows keys"]:
     """Return the exact weights of one head on one text.
 
-    The model runs twice: once to find the way to its attention. `weights_of_heads` takes a way that is known.
+    The model runs three times: to find the way to its attention, to hear whose padding is whose, and to be read.
+    `weights_of_heads` takes a way and padding that are known.
 
     Args:
         model: as of `open_reader`.
@@ -44,17 +45,13 @@ def read_weights(
 
     Raises:
         ModelError: the model's attention cannot be read, or there is no such layer or head.
-        TextError: there is no such text or row.
+        TextError: there is no such text or row, or `real_tokens` are not of these texts.
     """
-    real_keys = None
     reader = open_reader(model, inputs, stack=stack)
-    if stack is not None:  # whose padding is whose is told by one more pass
-        kinds = told_kinds(model, open_stacks(model, inputs), inputs, real_tokens=real_tokens)[stack]
-        real_tokens, real_keys = kinds.real, kinds.real_keys
-    elif real_tokens is None:
-        real_tokens = told_padding(model, inputs)
+    kinds = told_kinds(model, reader.reader, inputs)[reader.stack.name]
+    real_tokens = kinds.real if real_tokens is None else real_tokens
     found = weights_of_heads(
-        reader, inputs, [(layer, head)], rows=rows, text=text, real_tokens=real_tokens, real_keys=real_keys
+        reader, inputs, [(layer, head)], rows=rows, text=text, real_tokens=real_tokens, real_keys=kinds.real_keys
     )
     return found[layer, head]
 
@@ -95,8 +92,8 @@ def weights_of_heads(
 
     reader.read(inputs, observe)
     for number, _ in heads:
-        if not 0 <= number < num_layers:
-            raise ModelError(f"layer must be a number from 0 to {num_layers - 1}; got {number}")
+        if not _is_number(number, num_layers):
+            raise ModelError(f"layer must be a number from 0 to {num_layers - 1}; got {shown(number)}")
     return {place: found[place] for place in heads}
 
 
@@ -109,36 +106,40 @@ def _rows_of_head(
     real_keys: Tensor | None,
 ) -> Tensor:
     num_texts, num_heads, query_len, key_len = layer.shape
-    if not 0 <= head < num_heads:
-        raise ModelError(f"head must be a number from 0 to {num_heads - 1}; got {head}")
-    if not 0 <= text < num_texts:
-        raise TextError(f"text must be a row of the batch, from 0 to {num_texts - 1}; got {text}")
+    if not _is_number(head, num_heads):
+        raise ModelError(f"head must be a number from 0 to {num_heads - 1}; got {shown(head)}")
+    if not _is_number(text, num_texts):
+        raise TextError(f"text must be a row of the batch, from 0 to {num_texts - 1}; got {shown(text)}")
     is_cross = real_keys is not None or query_len != key_len
     told = layer.real_tokens
-    own = _places(query_len, real_tokens, None if is_cross else told, text=text)
-    own_keys = _places(key_len, real_keys, told, text=text) if is_cross else own
-    for row in rows or ():
-        if not 0 <= row < len(own):
-            raise TextError(f"rows must be tokens of the text, from 0 to {len(own) - 1}; got {row}")
+    own = _places((num_texts, query_len), real_tokens, None if is_cross else told, text=text)
+    own_keys = _places((num_texts, key_len), real_keys, told, text=text) if is_cross else own
+    if rows is not None and (not isinstance(rows, Sequence) or not all(_is_number(row, len(own)) for row in rows)):
+        raise TextError(f"rows must be numbers of tokens of the text, from 0 to {len(own) - 1}; got {shown(rows)}")
     queries = own if rows is None else [own[row] for row in rows]
     of_head = layer.of_head(text, head)
     if rows is not None or len(own) < query_len:
-        device = (layer.weights if isinstance(layer, GivenWeights) else layer.query).device
-        of_head = of_head.of_rows(torch.tensor([queries], dtype=torch.int64, device=device))
+        of_head = of_head.of_rows(torch.tensor([queries], dtype=torch.int64, device=layer.device))
     weights = of_head.block(0, len(queries)).weights[0, 0]
     return weights if len(own_keys) == key_len else weights[:, own_keys]
 
 
-def _places(length: int, *known: Tensor | None, text: int) -> list[int]:
+def _is_number(value: object, count: int) -> bool:
+    """Tell whether a value is a whole number from 0 to `count - 1`."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < count
+
+
+def _places(shape: tuple[int, int], *known: Tensor | None, text: int) -> list[int]:
     """Return the real tokens of a text by the first mask that is known; all of them where none is.
 
     Raises:
-        TextError: the mask is of another length.
+        TextError: the mask is of other texts.
     """
     real = next((each for each in known if each is not None), None)
     if real is None:
-        return list(range(length))
-    if real.shape[1] != length:
-        raise TextError(f"real_tokens must say of each of {length} tokens whether it is real; got {real.shape[1]}")
+        return list(range(shape[1]))
+    if not isinstance(real, Tensor) or tuple(real.shape) != shape:
+        got = tuple(real.shape) if isinstance(real, Tensor) else shown(real)
+        raise TextError(f"real_tokens must say of each token whether it is real, a tensor of {shape}; got {got}")
     places: list[int] = real[text].nonzero().flatten().tolist()
     return places

@@ -10,18 +10,16 @@ from torch import Tensor, nn
 
 from headwise.errors import ModelError, TextError
 from headwise.inspection.capture.quiet_passes import Inputs, count_texts
-from headwise.inspection.capture.readers import open_reader, open_stacks, require_stack
-from headwise.inspection.capture.reading import Batch, Progress, ShownTokens, read_batches, read_stacks
-from headwise.inspection.capture.told_tokens import hear_masks
+from headwise.inspection.capture.readers import OneStack, StackReader, open_reader, open_stacks, require_stack
+from headwise.inspection.capture.reading import Batch, Progress, ShownTokens, read_stacks
 from headwise.inspection.detail import NO_DETAIL, Detail
 from headwise.inspection.maps import MAX_MAP_TOKENS
 from headwise.inspection.relations.relation import require_tokens
 from headwise.inspection.results import Inspection
-from headwise.inspection.statistics.kinds import TokenKinds, told_padding
+from headwise.inspection.statistics.kinds import TokenKinds
 from headwise.inspection.texts.batches import TextReading, require_shown
 from headwise.inspection.texts.prepare import prepare_texts
 from headwise.inspection.texts.stack_tokens import kinds_of, side_of, told_kinds
-from headwise.integrations.layer_weights import LayerWeights
 from headwise.integrations.transformers_attention import is_transformers_model
 
 
@@ -93,22 +91,9 @@ def inspect_reading(
     detail: Detail = NO_DETAIL,
 ) -> Inspection:
     """Measure one stack of a model on texts that `prepare_texts` has made; all else as of `inspect_texts`."""
-    if stack is not None:
-        return inspect_stacks(
-            model, reading, stack=stack, max_map_tokens=max_map_tokens, progress=progress, detail=detail
-        )[stack]
-    inspection = read_batches(
-        open_reader(model, reading.batches[0].inputs),
-        [Batch(batch.inputs, batch.source) for batch in reading.batches],
-        shown=reading.shown,
-        tokens=reading.tokens,
-        max_map_tokens=max_map_tokens,
-        num_texts=reading.num_texts,
-        notes=reading.notes,
-        progress=progress,
-        detail=replace(detail, relations=reading.relations(detail.relations)),
-    )
-    return _as_written(inspection, reading.num_prompt_tokens)
+    reader = open_reader(model, reading.batches[0].inputs, stack=stack)
+    names, notes = [reader.stack.name], _notes_on_choice(reader)
+    return _look_at_texts(reader.reader, names, reading, notes, max_map_tokens, progress, detail)[names[0]]
 
 
 def inspect_stacks(
@@ -132,6 +117,19 @@ def inspect_stacks(
     names = [each.name for each in reader.stacks]
     if stack is not None:
         names = [require_stack(reader, stack, type(model).__name__).name]
+    return _look_at_texts(reader, names, reading, (), max_map_tokens, progress, detail)
+
+
+def _look_at_texts(
+    reader: StackReader,
+    names: Sequence[str],
+    reading: TextReading,
+    notes: Sequence[str],
+    max_map_tokens: int,
+    progress: Progress | None,
+    detail: Detail,
+) -> dict[str, Inspection]:
+    """Read texts once, and return what the heads of the stacks of these names do."""
     sides = {name: side_of(name, reader.stacks) for name in names}
     written = reading.target_tokens
     tokens = {
@@ -153,7 +151,7 @@ def inspect_stacks(
         shown=reading.shown,
         max_map_tokens=max_map_tokens,
         num_texts=reading.num_texts,
-        notes=reading.notes,
+        notes=(*reading.notes, *notes),
         progress=progress,
         detail=replace(detail, relations=reading.relations(detail.relations)),
     )
@@ -198,56 +196,28 @@ def inspect_inputs(
             sizes.
         TextError: a text is all padding, `show` is none of the texts, or the tokens do not match.
     """
-    if stack is not None:
-        return inspect_stacks_of_inputs(
-            module,
-            inputs,
-            stack=stack,
-            real_tokens=real_tokens,
-            real_keys=real_keys,
-            tokens={stack: tokens},
-            key_tokens=key_tokens,
-            show=show,
-            max_map_tokens=max_map_tokens,
-            notes=notes,
-            detail=detail,
-        )[stack]
-    if real_keys is not None or key_tokens is not None:
+    if stack is None and (real_keys is not None or key_tokens is not None):
         raise TextError("real_keys and key_tokens are of cross-attention: give the name of its stack, too")
-    reader = open_reader(module, inputs)
-    if real_tokens is None:
-        real_tokens = told_padding(module, inputs)
-    if real_tokens is None:
-        found: list[Tensor] = []
-
-        def look(number: int, layer: LayerWeights) -> None:
-            if number == 0:
-                batch, _, query_len, _ = layer.shape
-                everything = torch.ones(batch, query_len, dtype=torch.bool)
-                found.append(everything if layer.real_tokens is None else layer.real_tokens.cpu())
-
-        with hear_masks(module) as heard:
-            reader.read(inputs, look)
-        told = heard.get("attention_mask")
-        real_tokens = told if told is not None and told.shape == found[0].shape else found[0]
-        if is_transformers_model(module) and len(real_tokens) != count_texts(inputs):
-            raise ModelError(
-                "every attention layer must read each text or image by itself and whole; the first of "
-                f"{type(module).__name__} reads {len(real_tokens)} pieces of {count_texts(inputs)}, as windows do"
-            )
-    require_shown(show, len(real_tokens))
-    require_tokens(detail.relations, real_tokens.sum(dim=1).tolist())
-    _require_real(real_tokens)
-    real_tokens = real_tokens.cpu()
-    return read_batches(
-        reader,
-        [Batch(inputs, TokenKinds(real_tokens, torch.zeros_like(real_tokens)))],
-        shown=show,
-        tokens=_labels(tokens, real_tokens[show]),
+    reader = open_reader(module, inputs, stack=stack)
+    name = reader.stack.name
+    if real_tokens is not None and not reader.stack.is_cross:
+        own = real_tokens.cpu()
+        kinds = TokenKinds(own, torch.zeros_like(own))
+    else:
+        kinds = told_kinds(module, reader.reader, inputs, real_tokens=real_tokens, real_keys=real_keys)[name]
+        if stack is None:
+            _require_whole_texts(module, inputs, len(kinds.real))
+    return _look_at_inputs(
+        reader.reader,
+        inputs,
+        {name: kinds},
+        tokens={name: tokens},
+        key_tokens=key_tokens,
+        show=show,
         max_map_tokens=max_map_tokens,
-        notes=notes,
+        notes=(*notes, *_notes_on_choice(reader)),
         detail=detail,
-    )
+    )[name]
 
 
 def inspect_stacks_of_inputs(
@@ -278,7 +248,32 @@ def inspect_stacks_of_inputs(
     if stack is not None:
         require_stack(reader, stack, type(module).__name__)
     told = told_kinds(module, reader, inputs, real_tokens=real_tokens, real_keys=real_keys)
-    kinds = told if stack is None else {stack: told[stack]}
+    return _look_at_inputs(
+        reader,
+        inputs,
+        told if stack is None else {stack: told[stack]},
+        tokens={} if tokens is None else tokens,
+        key_tokens=key_tokens,
+        show=show,
+        max_map_tokens=max_map_tokens,
+        notes=notes,
+        detail=detail,
+    )
+
+
+def _look_at_inputs(
+    reader: StackReader,
+    inputs: Inputs,
+    kinds: Mapping[str, TokenKinds],
+    *,
+    tokens: Mapping[str, Sequence[str] | None],
+    key_tokens: Sequence[str] | None,
+    show: int,
+    max_map_tokens: int,
+    notes: Sequence[str],
+    detail: Detail,
+) -> dict[str, Inspection]:
+    """Read inputs once, and return what the heads of the stacks do whose tokens are told."""
     shown = {}
     for name, each in kinds.items():
         require_shown(show, len(each.real))
@@ -288,7 +283,7 @@ def inspect_stacks_of_inputs(
             raise TextError("a relation is between tokens of one text; name a stack of self-attention, or leave it out")
         require_tokens(detail.relations, each.real.sum(dim=1).tolist())
         shown[name] = ShownTokens(
-            tokens=_labels(None if tokens is None else tokens.get(name), each.real[show]),
+            tokens=_labels(tokens.get(name), each.real[show]),
             key_tokens=_labels(key_tokens, each.keys[show]) if each.is_cross else None,
         )
     return read_stacks(
@@ -300,6 +295,25 @@ def inspect_stacks_of_inputs(
         notes=notes,
         detail=detail,
     )
+
+
+def _notes_on_choice(reader: OneStack) -> tuple[str, ...]:
+    """Return what is said of the choice of a stack, beside what its reader says in any case."""
+    return tuple(note for note in reader.notes if note not in reader.reader.notes)
+
+
+def _require_whole_texts(module: nn.Module, inputs: Inputs, num_pieces: int) -> None:
+    """Refuse a Hugging Face model whose layers read windows of its texts or images.
+
+    Raises:
+        ModelError: they do.
+    """
+    is_told = isinstance(inputs, Mapping) and "attention_mask" in inputs
+    if is_transformers_model(module) and not is_told and num_pieces != count_texts(inputs):
+        raise ModelError(
+            "every attention layer must read each text or image by itself and whole; the first of "
+            f"{type(module).__name__} reads {num_pieces} pieces of {count_texts(inputs)}, as windows do"
+        )
 
 
 def _as_written(inspection: Inspection, num_prompt_tokens: int | None) -> Inspection:

@@ -200,13 +200,18 @@ class RelationScores(Result):
 
     def to_text(self) -> str:
         """Return the five heads that follow most pairs, beside the best offset and the null."""
+        pairs = f"{self.num_pairs} pair{'' if self.num_pairs == 1 else 's'}"
+        away = abs(self.best_offset)
+        where = f"{away} token{'' if away == 1 else 's'} {'before' if self.best_offset < 0 else 'after'}"
         lines = [
-            f"{self.name}: {self.num_pairs} pairs; always looking {self.best_offset:+d} tokens away follows "
-            f"{self.offset_share:.0%}"
+            f"{self.name}: {pairs}; always looking {where if away else 'at the token itself'} follows "
+            f"{self.offset_share:.0%} of them"
         ]
         for head in sorted(self.heads, key=lambda head: -head.share)[:5]:
-            null = "" if head.null_share is None else f", {head.null_share:.0%} in the null"
+            null = "" if head.null_share is None else f" (null {head.null_share:.0%})"
             lines.append(f"  layer {head.layer}, head {head.head}: {head.share:.0%}{null}")
+        if any(head.null_share is not None for head in self.heads):
+            lines.append("  null: the same head of the model held against, an untrained one by default")
         return "\n".join(lines)
 
 

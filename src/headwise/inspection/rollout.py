@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from headwise.config.checks import require_choice, shown
 from headwise.errors import ConfigError, ModelError
 from headwise.inspection.capture.quiet_passes import Inputs
-from headwise.inspection.capture.readers import open_reader
+from headwise.inspection.capture.readers import OneStack, open_reader
 from headwise.integrations.layer_weights import LayerWeights
 
 COMBINATIONS = ("mean", "max", "min")
@@ -27,8 +27,8 @@ def attention_rollout(
     or minimum over the layer's heads of their weights. Row i of the result says how much of what stands at token i
     after the last layer came from each token of the text, if values and feed-forwards only passed on what they got.
 
-    Weights come in blocks of queries: two (B, T, T) are held, whatever the number of layers and heads. A query that may
-    read no key keeps what it has.
+    Weights come in blocks of queries: two (B, T, T) are held, whatever the number of layers and heads, of a model that
+    does not return its weights whole. A query that may read no key keeps what it has.
 
     Args:
         model: as of `inspect_inputs`; it runs once, in evaluation mode, after what it takes to find how to read it.
@@ -41,21 +41,33 @@ def attention_rollout(
         (B, T, T); rows sum to 1.
 
     Raises:
-        ModelError: the attention cannot be read, or a layer's keys are not the tokens of its queries.
+        ModelError: the attention cannot be read, or a layer's keys are not the tokens of its queries (cross-attention).
         ConfigError: another word for `heads`.
 
     Source: Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers", section 3 (mean); maximum and minimum:
     Gildenblat 2020, "Exploring Explainability for Vision Transformers".
     """
-    rolled: list[Tensor] = []  # of the layers so far
+    rolled: Tensor | None = None  # the layers so far
 
     def roll(_: int, layer: LayerWeights) -> None:
-        mixed = _mixed_blocks(layer, heads)
-        rolled[:] = [torch.cat([rows @ rolled[0] if rolled else rows for rows in mixed], dim=1)]
+        nonlocal rolled
+        product: Tensor | None = None
+        start = 0
+        for rows in _mixed_blocks(layer, heads):
+            if product is None:
+                product = rows.new_empty(len(rows), layer.shape[2], rows.shape[2])
+            stop = start + rows.shape[1]
+            if rolled is None:
+                product[:, start:stop] = rows
+            else:
+                torch.matmul(rows, rolled, out=product[:, start:stop])
+            start = stop
+        rolled = product
 
     require_choice("heads", heads, COMBINATIONS)
-    open_reader(model, inputs, stack=stack).read(inputs, roll)
-    return rolled[0]
+    _open(model, inputs, stack).read(inputs, roll)
+    assert rolled is not None
+    return rolled
 
 
 def attention_flow(
@@ -101,13 +113,29 @@ def attention_flow(
             raise ModelError(f"weights must be numbers for a flow; those of layer {number} of the model hold NaN")
 
     require_choice("heads", heads, COMBINATIONS)
-    open_reader(model, inputs, stack=stack).read(inputs, keep)
+    _open(model, inputs, stack).read(inputs, keep)
     seq_len = layers[0].shape[-1]
-    tops = list(range(seq_len)) if queries is None else list(queries)
-    if not tops or not all(isinstance(query, int) and 0 <= query < seq_len for query in tops):
+    tops = range(seq_len) if queries is None else queries
+    is_known = isinstance(tops, Sequence) and all(type(query) is int and 0 <= query < seq_len for query in tops)
+    if not is_known or not tops:
         raise ConfigError(f"queries must be numbers of tokens, from 0 to {seq_len - 1}; got {shown(queries)}")
     texts = torch.stack(layers).transpose(0, 1).tolist()  # (B, L, T, T)
-    return torch.tensor([_flows(text, tops) for text in texts], dtype=torch.float64)
+    return torch.tensor([_flows(text, list(tops)) for text in texts], dtype=torch.float64)
+
+
+def _open(model: nn.Module, inputs: Inputs, stack: str | None) -> OneStack:
+    """Find the way to a stack of self-attention.
+
+    Raises:
+        ModelError: the stack is one of cross-attention, as many keys as there may be.
+    """
+    reader = open_reader(model, inputs, stack=stack)
+    if reader.stack.is_cross:
+        raise ModelError(
+            "each layer's queries and keys must be the same tokens to be followed from layer to layer; "
+            f"stack {reader.stack.name!r} is cross-attention, whose keys are of another text"
+        )
+    return reader
 
 
 def _mixed_blocks(layer: LayerWeights, heads: Combination) -> Iterator[Float[Tensor, "batch rows seq_len"]]:

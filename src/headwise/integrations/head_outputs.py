@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -76,17 +77,16 @@ def edit_heads(model: nn.Module, projections: Sequence[OutputProjection], edit: 
             if isinstance(module, nn.MultiheadAttention):
                 undo.enter_context(_without_projection(module, change))
             else:
-                undo.callback(module.register_forward_pre_hook(_first_argument(change)).remove)
+                undo.callback(module.register_forward_pre_hook(partial(_change_first, change)).remove)
         if any(isinstance(module, nn.MultiheadAttention) for module in sharers):
             undo.enter_context(without_fast_path())
         yield passes
 
 
-def _first_argument(change: Callable[[nn.Module, Tensor], Tensor]) -> Callable[[nn.Module, Any], Any]:
-    def before_forward(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (change(module, args[0]), *args[1:])
-
-    return before_forward
+def _change_first(
+    change: Callable[[nn.Module, Tensor], Tensor], module: nn.Module, args: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    return (change(module, args[0]), *args[1:])
 
 
 @contextmanager

@@ -73,6 +73,11 @@ class ProjectedWeights:
         batch, num_heads, query_len, _ = self.query.shape
         return batch, num_heads, query_len, self.key.shape[2]
 
+    @property
+    def device(self) -> torch.device:
+        """Return where the weights are computed."""
+        return self.query.device
+
     def blocks(self) -> Iterator[WeightBlock]:
         """Yield the weights from the first query to the last, as many queries at a time as a block holds."""
         for start, stop in block_ranges(self.shape):
@@ -159,6 +164,11 @@ class GivenWeights:
         """Return (batch, query heads, queries, keys)."""
         batch, num_heads, query_len, key_len = self.weights.shape
         return batch, num_heads, query_len, key_len
+
+    @property
+    def device(self) -> torch.device:
+        """Return where the weights are."""
+        return self.weights.device
 
     def blocks(self) -> Iterator[WeightBlock]:
         """Yield the weights from the first query to the last, as many queries at a time as a block holds."""

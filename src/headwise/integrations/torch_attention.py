@@ -44,17 +44,17 @@ def observe_multihead_attention(
         UnsupportedError: (from inside the module's call) a layer adds keys that stand for no token
             (`add_bias_kv`, `add_zero_attn`).
     """
-
-    def before_forward(layer: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        assert isinstance(layer, nn.MultiheadAttention)
-        tell(listener, lambda: _hear(layer, _bind(*args, **keywords)), on_error)
-
     layers = [
         part for part in module.modules() if isinstance(part, nn.MultiheadAttention) and not isinstance(part, without)
     ]
     if not layers:
         yield
         return
+
+    def before_forward(layer: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        assert isinstance(layer, nn.MultiheadAttention)
+        tell(listener, lambda: _hear(layer, _bind(*args, **keywords)), on_error)
+
     handles = [layer.register_forward_pre_hook(before_forward, with_kwargs=True) for layer in layers]
     try:
         with without_fast_path():

@@ -90,11 +90,38 @@ def observe_attention(
     Raises:
         UnsupportedError: (from inside the model's call) a layer changes its scores in a way that is not read here.
     """
-    crossing: set[nn.Module] = set()  # the layers that run just now with other tokens as keys
-    members = set(model.modules())
-    outer = _listener.get()
+    shower = _Shower(model, listener, check, on_error)
+    with ExitStack() as exits:
+        exits.enter_context(keep_implementation(model))
+        _make_readable(model, switches=switches)
+        for part in shower.members:
+            if (names := _names_of_other_tokens(part.__class__)) is not None:
+                noted = _Crossing(names, shower.crossing)
+                exits.callback(part.register_forward_pre_hook(noted.before, with_kwargs=True).remove)
+                exits.callback(part.register_forward_hook(noted.after, always_call=True).remove)
+        exits.enter_context(_interface.shown())
+        token = _listener.set(shower.attend)
+        exits.callback(_listener.reset, token)
+        yield
 
-    def attend_and_show(
+
+class _Shower:
+    """Answers the calls of one model's layers, and shows each to a listener."""
+
+    def __init__(
+        self,
+        model: "PreTrainedModel",
+        listener: Listener,
+        check: Callable[[nn.Module, AttendedCall], None] | None,
+        on_error: OnError | None,
+    ):
+        self.listener, self.check, self.on_error = listener, check, on_error
+        self.crossing: set[nn.Module] = set()  # the layers that run just now with other tokens as keys
+        self.members = set(model.modules())
+        self.outer = _listener.get()
+
+    def attend(
+        self,
         attend: Callable[..., tuple[Tensor, Tensor | None]],
         is_eager: bool,
         module: nn.Module,
@@ -106,34 +133,17 @@ def observe_attention(
         **keywords: Any,
     ) -> tuple[Tensor, Tensor | None]:
         with listening_to_ops(None):  # an implementation of ours is not to be heard twice
-            if module not in members:
-                if outer is not None:  # the layer may be of another model that is heard
-                    return outer(attend, is_eager, module, query, key, value, attention_mask, *rest, **keywords)
+            if module not in self.members:
+                if self.outer is not None:  # the layer may be of another model that is heard
+                    return self.outer(attend, is_eager, module, query, key, value, attention_mask, *rest, **keywords)
                 return attend(module, query, key, value, attention_mask, *rest, **keywords)
             calls: list[ProjectedWeights] = []
-
-            def read() -> AttentionCall:
-                weights = _read_call(module, query, key, value, attention_mask, keywords, is_eager=is_eager)
-                calls.append(weights)
-                return AttentionCall(module, weights, module in crossing or weights.shape[2] != weights.shape[3])
-
-            tell(listener, read, on_error)
+            given = (module, query, key, value, attention_mask, keywords)
+            tell(self.listener, lambda: _to_call(given, calls, self.crossing, is_eager=is_eager), self.on_error)
             answer = attend(module, query, key, value, attention_mask, *rest, **keywords)
-        if check is not None:
-            check(module, AttendedCall(calls[0], value.detach(), answer[0].detach()))
+        if self.check is not None:
+            self.check(module, AttendedCall(calls[0], value.detach(), answer[0].detach()))
         return answer
-
-    with ExitStack() as exits:
-        exits.enter_context(keep_implementation(model))
-        _make_readable(model, switches=switches)
-        for part in members:
-            if (names := _names_of_other_tokens(part.__class__)) is not None:
-                for handle in _note_crossing(part, names, crossing):
-                    exits.callback(handle.remove)
-        exits.enter_context(_interface.shown())
-        token = _listener.set(attend_and_show)
-        exits.callback(_listener.reset, token)
-        yield
 
 
 @contextmanager
@@ -203,14 +213,9 @@ class _Interface:
         with self._lock:
             if self._num_uses == 0:
                 self._original = original = AttentionInterface.get_interface
-
-                def get_interface(interface: Any, attn_implementation: str, default: Callable[..., Any]) -> Any:
-                    attend, show = original(interface, attn_implementation, default), _listener.get()
-                    if show is None:
-                        return attend
-                    return lambda *args, **keywords: show(attend, attend is default, *args, **keywords)
-
-                AttentionInterface.get_interface = get_interface
+                AttentionInterface.get_interface = lambda interface, attn_implementation, default: _shown(
+                    original(interface, attn_implementation, default), default
+                )
             self._num_uses += 1
         try:
             yield
@@ -219,6 +224,12 @@ class _Interface:
                 self._num_uses -= 1
                 if self._num_uses == 0:
                     AttentionInterface.get_interface = self._original
+
+
+def _shown(attend: Callable[..., Any], default: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what a layer is to call in place of a function of transformers': the same where nobody listens."""
+    show = _listener.get()
+    return attend if show is None else lambda *args, **keywords: show(attend, attend is default, *args, **keywords)
 
 
 _interface = _Interface()
@@ -234,23 +245,31 @@ def _names_of_other_tokens(cls: type[nn.Module]) -> tuple[str, ...] | None:
     return names if any(name in names for name in OTHER_TOKENS) else None
 
 
-def _note_crossing(part: nn.Module, names: tuple[str, ...], crossing: set[nn.Module]) -> tuple[Any, Any]:
-    """Hold a layer in `crossing` while it runs on other tokens than its first argument; return its hooks."""
+class _Crossing:
+    """Holds a layer in `layers` while it runs on other tokens than its first argument, of the arguments `names`."""
 
-    def before(layer: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        given = {**dict(zip(names, args, strict=False)), **keywords}
+    def __init__(self, names: tuple[str, ...], layers: set[nn.Module]):
+        self.names, self.layers = names, layers
+
+    def before(self, layer: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        given = {**dict(zip(self.names, args, strict=False)), **keywords}
         others = [given[name] for name in OTHER_TOKENS if isinstance(given.get(name), Tensor)]
-        own = given.get(names[0])
+        own = given.get(self.names[0])
         if others and not (isinstance(own, Tensor) and is_self_attention(own, others[0])):
-            crossing.add(layer)
+            self.layers.add(layer)
 
-    def after(layer: nn.Module, *_: Any) -> None:
-        crossing.discard(layer)
+    def after(self, layer: nn.Module, *_: Any) -> None:
+        self.layers.discard(layer)
 
-    return (
-        part.register_forward_pre_hook(before, with_kwargs=True),
-        part.register_forward_hook(after, always_call=True),
-    )
+
+def _to_call(
+    given: tuple[Any, ...], calls: list[ProjectedWeights], crossing: set[nn.Module], *, is_eager: bool
+) -> AttentionCall:
+    """Return what is shown of a call by its arguments, and keep its weights in `calls`."""
+    weights = _read_call(*given, is_eager=is_eager)
+    calls.append(weights)
+    module = given[0]
+    return AttentionCall(module, weights, module in crossing or weights.shape[2] != weights.shape[3])
 
 
 def _read_call(

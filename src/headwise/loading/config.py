@@ -59,6 +59,11 @@ def locate(model: str) -> Location:
                 raise ModelError(f"a checkpoint folder must hold a config.json; {model} has none")
             return Location("checkpoint", model)
         if path.is_file():
+            if path.suffix == ".py":
+                raise ModelError(
+                    f"{model} is a Python file: write {model}:name, with the name of a module or of a function that "
+                    "makes one"
+                )
             return Location("gguf" if path.suffix == ".gguf" else "config", model)
         if os.path.lexists(path):
             raise ModelError(f"MODEL {model!r} must be a file or a folder; it is a device, a pipe or a broken link")

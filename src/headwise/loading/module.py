@@ -17,6 +17,7 @@ from headwise.config.model import MAX_LAYERS, ModelConfig
 from headwise.config.vision import PatchEncoderConfig
 from headwise.config.vision_model import ImageConfig
 from headwise.errors import ConfigError, MissingExtraError, ModelError, UnknownArchitectureError, describe
+from headwise.integrations.wrappers import unwrapped
 from headwise.loading.config import Location, load_config, name_of, read_json
 from headwise.loading.libraries import import_transformers, one_line, quiet
 from headwise.loading.pixels import FILE as PIXELS_FILE
@@ -40,10 +41,11 @@ WEIGHT_FILES = (
 
 @dataclass(frozen=True, eq=False)
 class LoadedModule:
-    """A module in float32 on the CPU, in eval mode, with what is known about it.
+    """A module with what is known about it: in float32 on the CPU, in eval mode, unless it is one in hand to look at.
 
-    `config` is None where the module does not say what it is, `tokenizer` where there is none; `notes` say why.
-    `images`: the config of one of our own modules that read images of any size.
+    `config` is None where the module does not say what it is, `tokenizer` where there is none; `notes` say why, those
+    of `notes_on_paper` what cannot be predicted. `images`: the config of one of our own modules that read images of any
+    size.
     """
 
     module: nn.Module
@@ -52,6 +54,12 @@ class LoadedModule:
     name: str
     notes: tuple[str, ...] = field(default=())
     images: ImageConfig | None = None
+    notes_on_paper: tuple[str, ...] = field(default=())
+
+    @property
+    def notes_on_looking(self) -> tuple[str, ...]:
+        """Return the notes that concern who looks at its heads, where nothing is predicted in any case."""
+        return tuple(note for note in self.notes if note not in self.notes_on_paper)
 
 
 def sample_checkpoint() -> Location:
@@ -80,8 +88,12 @@ def load_sample() -> LoadedModule:
     return replace(loaded, config=replace(loaded.config, name=SAMPLE_NAME), name=SAMPLE_NAME)
 
 
-def load_module(location: Location) -> LoadedModule:
+def load_module(location: Location, *, aside: bool = True) -> LoadedModule:
     """Load the module that a checkpoint folder, a .gguf file or `package.module:name` stands for.
+
+    Args:
+        location: where it is.
+        aside: as of `from_module`, of a module that is imported.
 
     Raises:
         ModelError: it cannot be found, is incomplete, or building it fails.
@@ -89,7 +101,7 @@ def load_module(location: Location) -> LoadedModule:
         MissingExtraError: a package that this form needs is not installed.
     """
     if location.kind == "python":
-        return _load_python(location.text)
+        return _load_python(location.text, aside=aside)
     if location.kind == "gguf":
         return _load_gguf(location.path)
     assert location.kind == "checkpoint"
@@ -127,11 +139,11 @@ def _load_checkpoint(location: Location) -> LoadedModule:
                 folder, local_files_only=True, trust_remote_code=False
             )
     _require_all_weights(model, info, folder)
-    return LoadedModule(model.eval(), tokenizer, config, name_of(location), notes)
+    return LoadedModule(model.eval(), tokenizer, config, name_of(location), notes, notes_on_paper=notes)
 
 
 def load_checkpoint_config(location: Location) -> tuple[ModelConfig | None, tuple[str, ...]]:
-    """Read the config of a checkpoint; None, with a note, for a model of images of a family that is not known.
+    """Read the config of a checkpoint; None, with a note, for a model of images that has no closed form here.
 
     Raises:
         ConfigError: its config is malformed, or of another family that cannot be read.
@@ -141,8 +153,11 @@ def load_checkpoint_config(location: Location) -> tuple[ModelConfig | None, tupl
         return load_config(location), ()
     except UnknownArchitectureError as error:
         raw = read_json(location.path / "config.json")
+        if not isinstance(raw, dict) or not IMAGE_KEYS & set(raw):
+            raise
         # what a model of images is made of is known once it is built; how an image becomes its pixels, from this file
-        if not isinstance(raw, dict) or not (location.path / PIXELS_FILE).is_file() or not IMAGE_KEYS & set(raw):
+        is_told = (location.path / PIXELS_FILE).is_file() or isinstance(raw.get("image_size"), list)  # no square
+        if not is_told:
             raise
         return None, (f"Nothing is predicted: {error}.",)
 
@@ -178,7 +193,7 @@ def _load_gguf(path: Path) -> LoadedModule:
         tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, **arguments)
     _require_all_weights(model, info, path)
     paper, notes = _config_of(model, path.stem)
-    return LoadedModule(model.eval(), tokenizer, paper, path.stem, notes)
+    return LoadedModule(model.eval(), tokenizer, paper, path.stem, notes, notes_on_paper=notes)
 
 
 def _names_in_gguf(path: Path) -> list[str]:
@@ -197,12 +212,12 @@ def _names_in_gguf(path: Path) -> list[str]:
         ) from error
 
 
-def _load_python(target: str) -> LoadedModule:
+def _load_python(target: str, *, aside: bool) -> LoadedModule:
     value = find_object(target)
     if not isinstance(value, nn.Module | ImageConfig):
         value = _call_factory(target, value)
     module = value if isinstance(value, nn.Module) else _build_images(value)
-    return from_module(module, name=target.partition(":")[2])
+    return from_module(module, name=target.partition(":")[2], aside=aside)
 
 
 def _build_images(config: ImageConfig) -> nn.Module:
@@ -211,17 +226,27 @@ def _build_images(config: ImageConfig) -> nn.Module:
     return C3TR.from_config(config)
 
 
-def from_module(module: nn.Module, *, name: str | None = None, tokenizer: Any | None = None) -> LoadedModule:
-    """Take a module in hand: a copy of it in float32 on the CPU, in eval mode; the module itself stays as it is.
+def from_module(
+    module: nn.Module, *, name: str | None = None, tokenizer: Any | None = None, aside: bool = True
+) -> LoadedModule:
+    """Take a module in hand, which stays as it is.
 
     Args:
         module: any module.
         name: what to call it. Default: its class.
         tokenizer: the tokenizer of a Hugging Face model.
+        aside: whether to take a copy of it in float32 on the CPU, in eval mode, that can be run and trained. Else it is
+            the module itself, on its own device and in its own dtype, for who looks and puts all back; what only wraps
+            a model (`torch.compile`, `nn.DataParallel`) is taken off.
 
     Raises:
         ModelError: it cannot be copied.
     """
+    if not aside:
+        module = unwrapped(module)
+        name = name or type(module).__name__
+        config, notes = _config_of(module, name)
+        return LoadedModule(module, tokenizer, config, name, notes, _images_of(module), notes)
     name = name or type(module).__name__
     try:
         copied = copy.deepcopy(module).to("cpu").eval()
@@ -230,13 +255,18 @@ def from_module(module: nn.Module, *, name: str | None = None, tokenizer: Any | 
         raise ModelError(
             f"a module must be copyable to be run aside; copying {name} raised {describe(error)}"
         ) from error
+    on_paper = notes
     dtypes = {tensor.dtype for tensor in copied.state_dict().values() if tensor.is_floating_point()} - {torch.float32}
     if dtypes:
         copied = copied.float()
         named = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
         notes = (*notes, f"Its {named} weights were cast to float32, in which everything here is counted and measured.")
-    images = copied.config if type(copied) in (C3TR, PatchEncoder) else None  # a subclass may do anything
-    return LoadedModule(copied, tokenizer, config, name, notes, images)  # type: ignore[arg-type]
+    return LoadedModule(copied, tokenizer, config, name, notes, _images_of(copied), on_paper)
+
+
+def _images_of(module: nn.Module) -> ImageConfig | None:
+    """Return the config of one of our own modules of images; a subclass may do anything."""
+    return module.config if type(module) in (C3TR, PatchEncoder) else None  # type: ignore[return-value]
 
 
 def _call_factory(target: str, factory: Any) -> nn.Module | ImageConfig:

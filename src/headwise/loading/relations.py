@@ -3,6 +3,7 @@
 import json
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,12 @@ def read_relations(path: Path, texts: Sequence[str]) -> dict[str, tuple[SpanPair
     content = read_whole(path, what="a file of relations", max_bytes=MAX_FILE_BYTES, error=TextError)
     try:
         read = json.loads(content.decode("utf-8-sig"), object_pairs_hook=_without_doubles)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except TextError:
+        raise
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # other bytes, no JSON, nested too deep, a number of thousands of digits
         raise TextError(f"relations must be JSON in UTF-8; {path} is not: {error}") from None
     if not isinstance(read, dict) or not read:
         raise TextError(
@@ -51,10 +57,9 @@ def read_relations(path: Path, texts: Sequence[str]) -> dict[str, tuple[SpanPair
 
 
 def _without_doubles(items: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in items]
-    for name in names:
-        if names.count(name) > 1:
-            raise TextError(f"each relation must stand once; {name!r} stands {names.count(name)} times")
+    for name, count in Counter(name for name, _ in items).items():
+        if count > 1:
+            raise TextError(f"each relation must stand once; {name!r:.60} stands {count} times")
     return dict(items)
 
 

@@ -16,8 +16,8 @@ def changes_data(inspection: Inspection) -> dict[str, object]:
             [
                 change.layer,
                 change.head,
-                round(change.divergence, 4),
-                None if change.divergence_error is None else round(change.divergence_error, 4),
+                _rounded(change.divergence),
+                None if change.divergence_error is None else _rounded(change.divergence_error),
             ]
             for change in part.changes
             if change.divergence is not None
@@ -26,3 +26,8 @@ def changes_data(inspection: Inspection) -> dict[str, object]:
         if part.comparable
     }
     return {"changes": {index: own for index, own in found.items() if own}}
+
+
+def _rounded(nats: float) -> float:
+    """Return four digits of a number, of a small one too."""
+    return float(f"{nats:.4g}")

@@ -1,12 +1,20 @@
 """One token of one head as a page: the keys with their weights, what made their scores, what they bring."""
 
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from headwise.inspection.walkthrough.results import ExplainedKey, HeadExplanation, ScorePart
+from headwise.inspection.walkthrough.results import (
+    HeadExplanation,
+    ScorePart,
+    format_percent,
+    format_signed,
+    format_wavelength,
+    or_zero,
+    order_brought,
+    order_keys,
+)
 from headwise.report.files import write_whole
 from headwise.report.html import render_html
 
@@ -36,7 +44,7 @@ def render_head(explanation: HeadExplanation) -> str:
     Raises:
         MissingExtraError: jinja2 is not installed.
     """
-    keys = sorted(explanation.keys, key=lambda key: (-_or_zero(key.weight), key.index))
+    keys = order_keys(explanation)
     return render_html(
         "explain_head.html",
         styles=STYLES,
@@ -46,7 +54,7 @@ def render_head(explanation: HeadExplanation) -> str:
         query=explanation.tokens[explanation.query],
         keys=keys[:MAX_KEYS],
         rest=keys[MAX_KEYS:],
-        brought=sorted(keys, key=_brings)[:MAX_KEYS],
+        brought=order_brought(explanation)[:MAX_KEYS],
         text=_text_around(explanation),
         has_words=any(token != str(number) for number, token in enumerate(explanation.tokens)),
         part_rows=part_rows,
@@ -63,52 +71,42 @@ def write_head(explanation: HeadExplanation, path: str | os.PathLike[str]) -> Pa
 
 
 def write_number(number: float | None, decimals: int = 3) -> str:
-    """Write a number with so many decimals, a tiny or huge one with a power of ten; – for None."""
-    if number is None:
-        return "–"
-    if math.isfinite(number) and number and not 10**-decimals / 2 <= abs(number) < 10**5:
-        mantissa, _, power = f"{number:.1e}".partition("e")
-        return f"{mantissa}·10{str(int(power)).translate(RAISED)}".replace("-", "−")
-    return f"{number:.{decimals}f}".replace("-", "−")
+    """Write a number as `format_signed` does, in signs of print: 1.38·10⁻⁵, −1.25."""
+    return _typeset(format_signed(number, decimals))
 
 
 def write_percent(share: float | None) -> str:
     """Write a share as percent; – for None."""
-    # what rounds to nothing has no sign: -0.0 + 0.0 = 0.0
-    return "–" if share is None else f"{round(100 * share, 1) + 0.0:.1f} %".replace("-", "−")
+    return _typeset(format_percent(share).replace("%", " %"))
 
 
 def write_wavelength(wavelength: float | None) -> str:
     """Write after how many tokens a pair has turned once; – for None."""
-    if wavelength is None:
-        return "–"
-    return f"{wavelength:.4g} tokens" if wavelength < 1000 else f"{wavelength:,.0f} tokens"
+    return format_wavelength(wavelength) or "–"
+
+
+def _typeset(number: str) -> str:
+    mantissa, has_power, power = number.partition("e")
+    raised = f"·10{str(int(power)).translate(RAISED)}" if has_power else ""
+    return (mantissa + raised).replace("-", "−")
 
 
 def part_rows(parts: Sequence[ScorePart]) -> tuple[list[PartRow], float]:
     """Return the rows of a table of dimensions, each with its bar, and what the dimensions left out add together."""
     shown = parts[:MAX_PARTS]
-    widest = max((abs(_or_zero(part.score)) for part in shown), default=0.0) or 1.0
+    widest = max((abs(or_zero(part.score)) for part in shown), default=0.0) or 1.0
     rows = []
     total = 0.0
     for part in shown:
         total += part.score
-        length = 0.5 * abs(_or_zero(part.score)) / widest
+        length = 0.5 * abs(or_zero(part.score)) / widest
         rows.append(PartRow(part, total, 0.5 - (length if part.score < 0 else 0.0), length))
     return rows, sum((part.score for part in parts[MAX_PARTS:]), 0.0)
 
 
 def _text_around(explanation: HeadExplanation) -> list[tuple[int, str, float | None]]:
     """Return (number, word, weight) of the keys of the text, at most MAX_TOKENS around the query; None = hidden."""
-    weights = {key.index: _or_zero(key.weight) for key in explanation.keys}
+    weights = {key.index: or_zero(key.weight) for key in explanation.keys}
     tokens = explanation.tokens if explanation.key_tokens is None else explanation.key_tokens
     start = max(0, min(explanation.query - MAX_TOKENS // 2, len(tokens) - MAX_TOKENS))
     return [(number, tokens[number], weights.get(number)) for number in range(start, len(tokens))[:MAX_TOKENS]]
-
-
-def _brings(key: ExplainedKey) -> float:
-    return -_or_zero(key.contribution if key.written is None else key.written)
-
-
-def _or_zero(number: float | None) -> float:
-    return number if number is not None and not math.isnan(number) else 0.0

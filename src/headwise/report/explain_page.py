@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.inspection.results import Walkthrough
+from headwise.inspection.walkthrough.results import format_number
 from headwise.report.files import write_whole
 from headwise.report.html import render_html
 
@@ -45,8 +46,3 @@ def matrices_of(values: Any) -> Sequence[Any]:
     if not isinstance(values, Sequence):
         return [[[values]]]
     return values if isinstance(values[0][0], Sequence) else [values]
-
-
-def format_number(number: float) -> str:
-    """Write a whole number as one, another with four decimals."""
-    return str(int(number)) if number == int(number) else f"{number:.4f}"

@@ -74,13 +74,18 @@ def format_share(share: float | None) -> str:
     return f"{share:.3f}" if 0.995 <= share < 1 else f"{share:.2f}"
 
 
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """Write a number with what is counted: 1 head, 1,024 heads; `plural` where it is no more than an s."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
 def texts_read(inspection: Inspection) -> str:
     """Return what was read, as far as "of at most ... tokens": 24 texts; 1 text in 30 windows; 1 example input."""
     what = "example input" if inspection.is_example else "text" if inspection.patches is None else "image"
-    texts = f"{inspection.num_texts:,} {what}{'' if inspection.num_texts == 1 else 's'}"
+    texts = counted(inspection.num_texts, what)
     if inspection.num_windows == inspection.num_texts:
         return texts if inspection.num_texts == 1 else f"{texts}, each"
-    return f"{texts}, read in {inspection.num_windows:,} windows"
+    return f"{texts}, read in {counted(inspection.num_windows, 'window')}"
 
 
 def tokens_shown(inspection: Inspection) -> str:
@@ -92,15 +97,15 @@ def tokens_shown(inspection: Inspection) -> str:
 
 def model_facts(model: ModelSummary, *, seq: int = 0) -> list[str]:
     """Return what the config says of the model, a few words each, and that it is reckoned with more positions."""
-    heads = f"{model.num_heads} heads"
+    heads = counted(model.num_heads or 0, "head")
     if model.num_kv_heads is not None and model.num_kv_heads != model.num_heads:
-        heads += f" on {model.num_kv_heads} key/value heads"
-    positions = f"{model.max_positions:,} positions" if model.max_positions else ""
+        heads += f" on {counted(model.num_kv_heads, 'key/value head')}"
+    positions = counted(model.max_positions, "position") if model.max_positions else ""
     if positions and model.max_positions is not None and seq > model.max_positions:
         positions += f", reckoned with {seq:,}"
     facts = (
         (model.model_type, model.model_type),
-        (model.num_layers, f"{model.num_layers} layers"),
+        (model.num_layers, counted(model.num_layers or 0, "layer")),
         (model.num_heads, heads),
         (model.embed_dim, f"{model.embed_dim} wide"),
         (model.head_dim, f"{model.head_dim} per head"),
@@ -112,9 +117,8 @@ def model_facts(model: ModelSummary, *, seq: int = 0) -> list[str]:
 def workload_facts(report: Report) -> list[str]:
     """Return what was asked of the model, a few words each."""
     workload = report.workload
-    texts = "text" if workload.batch == 1 else "texts"
     facts = [
-        f"{workload.batch:,} {texts} × {workload.seq:,} tokens",
+        f"{counted(workload.batch, 'text')} × {counted(workload.seq, 'token')}",
         workload.precision,
         f"{workload.attention} attention",
     ]

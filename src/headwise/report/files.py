@@ -1,4 +1,4 @@
-"""Pages and other texts in files, whole or not at all, over no file that is something else."""
+"""Pages, pictures and other texts in files, whole or not at all, over no file that is something else."""
 
 import os
 from pathlib import Path
@@ -9,14 +9,14 @@ from headwise.files import check_writable, whole_file
 PAGE_START = b"<!doctype html"
 
 
-def write_whole(text: str, path: str | os.PathLike[str]) -> Path:
-    """Write `text` as UTF-8 to `path`, so that a reader sees the old file or the new one, never a part.
+def write_whole(content: str | bytes, path: str | os.PathLike[str]) -> Path:
+    """Write a text as UTF-8, or bytes, to `path`, so that a reader sees the old file or the new one, never a part.
 
     A character that UTF-8 cannot hold (half of a surrogate pair, as in the name of a file that is no UTF-8) is written
     as `?`; the rest is as of `whole_file`.
 
     Args:
-        text: what to write.
+        content: what to write.
         path: where to; its folder must exist.
 
     Returns:
@@ -26,7 +26,7 @@ def write_whole(text: str, path: str | os.PathLike[str]) -> Path:
         OutputError: the folder is missing or cannot be written, the path is a folder or a device, the disk is full.
     """
     with whole_file(path) as beside:
-        beside.write_bytes(text.encode("utf-8", "replace"))
+        beside.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "replace"))
     return Path(path)
 
 

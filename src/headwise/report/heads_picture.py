@@ -1,4 +1,4 @@
-"""All heads of a model in one picture, SVG or PNG, without a browser: layers down, heads across, parts side by side."""
+"""All heads of a model in one drawing (SVG), without a browser: layers down, heads across, parts side by side."""
 
 import base64
 import html
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from headwise.inspection.results import AttentionMap, HeadStatistics, Inspection
 from headwise.png import write_png
+from headwise.report.figures import counted
 from headwise.report.page_parts import PagePart, parts_of
 from headwise.report.svg_text import cut_text, drawn_text, wrap_text
 
@@ -31,21 +32,6 @@ STYLE = (
 Grid = list[list[HeadStatistics | None]]
 
 
-def heads_png(inspection: Inspection) -> bytes:
-    """Return the heads as a PNG: their maps, or where none are kept squares as dark as their normalised entropy.
-
-    Parts stand side by side, the main one first.
-    """
-    parts = parts_of(inspection)[:MAX_PARTS]
-    panels = [_panel_rows(part.inspection) for part in parts]
-    height = max(map(len, panels))
-    rows = [
-        bytes(PARTS_GAP).join(panel[line] if line < len(panel) else bytes(len(panel[0])) for panel in panels)
-        for line in range(height)
-    ]
-    return write_png(rows, palette=_palette())
-
-
 def heads_svg(inspection: Inspection, title: str) -> str:
     """Return the heads as an SVG with labels, in which a head that holds a role is framed and says so.
 
@@ -55,13 +41,12 @@ def heads_svg(inspection: Inspection, title: str) -> str:
         inspection: what is drawn.
         title: what stands above, as plain text; what a drawing may not hold is shown as �, and what has no room as ….
     """
-    all_parts = parts_of(inspection)
-    parts = all_parts[:MAX_PARTS]
-    widths = [LEFT + (TILE + GAP) * _num_columns(part.inspection) + GAP for part in parts]
+    parts = parts_of(inspection)[:MAX_PARTS]
+    widths = [LEFT + (TILE + GAP) * num_columns(part.inspection) + GAP for part in parts]
     width = max(LEAST_WIDTH, sum(widths) + PARTS_GAP * (len(parts) - 1))
     room = width - 2 * GAP
     title = drawn_text(title)
-    about = "; ".join([*_about(parts), *_left_out(len(parts), len(all_parts))])
+    about = about_picture(inspection)
     lines = [(line, "") for line in wrap_text(title, room, size=SIZE, max_lines=MAX_TITLE_LINES)]
     lines += [(line, ' class="s"') for line in wrap_text(about, room, size=SMALL, max_lines=MAX_TITLE_LINES)]
     drawn = [
@@ -84,7 +69,7 @@ def heads_svg(inspection: Inspection, title: str) -> str:
 
 def _draw_panel(part: PagePart, left: int, top: int, width: int, *, named: bool) -> tuple[list[str], int]:
     """Return what is drawn of one part, and how high it is."""
-    grid, tiles, palette = _grid(part.inspection), _tiles(part.inspection), _palette()
+    grid, tiles, palette = grid_of(part.inspection), tiles_of(part.inspection), map_palette()
     step = TILE + GAP
     drawn: list[str] = []
     head_line = top + SMALL
@@ -95,7 +80,7 @@ def _draw_panel(part: PagePart, left: int, top: int, width: int, *, named: bool)
     drawn += [
         f'<text class="s" x="{left + LEFT + step * column + TILE // 2}" y="{head_line}" '
         f'text-anchor="middle">{column}</text>'
-        for column in range(_num_columns(part.inspection))
+        for column in range(num_columns(part.inspection))
     ]
     first = head_line + GAP
     for row, layer in enumerate(grid):
@@ -119,48 +104,39 @@ def _draw_head(head: HeadStatistics, rows: list[bytes], x: int, y: int, palette:
     )
 
 
-def _about(parts: Sequence[PagePart]) -> list[str]:
-    """Return what the squares show, in a few words each."""
+def about_picture(inspection: Inspection) -> str:
+    """Return what the squares of each part show, what a frame means, and whether parts are left out."""
+    all_parts = parts_of(inspection)
+    parts = all_parts[:MAX_PARTS]
     said = []
     for part in parts:
         own = part.inspection
-        maps = _drawn_maps(own)
+        maps = drawn_maps(own)
         if not maps:
             words = "squares as dark as normalised entropy, from 0 to 1"
         elif maps[0].tile > 1 or (own.key_tokens is None and maps[0].num_queries < len(own.tokens)):
             covered = min(maps[0].num_queries * maps[0].tile, len(own.tokens) or maps[0].num_queries * maps[0].tile)
             which = "all" if covered >= len(own.tokens) else "the first"
-            words = f"{which} {covered:,} tokens, queries down, keys across"
+            words = f"{which} {counted(covered, 'token')}, queries down, keys across"
         else:
-            words = f"{maps[0].num_queries:,} queries down, {maps[0].num_keys:,} keys across"
-        said.append(f"{len(own.heads)} head{'' if len(own.heads) == 1 else 's'}, {words}")
+            words = (
+                f"{counted(maps[0].num_queries, 'query', 'queries')} down, {counted(maps[0].num_keys, 'key')} across"
+            )
+        said.append(f"{counted(len(own.heads), 'head')}, {words}")
     if len(parts) > 1 and len(set(said)) == 1:
         said = [f"in each {said[0]}"]
     elif len(parts) > 1:
         said = [f"{drawn_text(part.name or '')}: {words}" for part, words in zip(parts, said, strict=True)]
+    beside = []
+    if len(parts) < len(all_parts):
+        beside.append(f"the first {len(parts)} of {len(all_parts)} parts")
     if any(role.holds for part in parts for head in part.inspection.heads for role in head.roles):
-        said.append("framed: holds a role")
-    return said
+        beside.append("framed: holds a role")
+    # long names of parts must not push out what holds for all of them
+    return "; ".join([*beside, *said] if len(parts) > 1 else [*said, *beside])
 
 
-def _left_out(num_drawn: int, num_parts: int) -> list[str]:
-    return [f"the first {num_drawn} of {num_parts} parts"] if num_drawn < num_parts else []
-
-
-def _panel_rows(inspection: Inspection) -> list[bytes]:
-    """Return one part's rows of pixels."""
-    grid, tiles = _grid(inspection), _tiles(inspection)
-    blank = bytes(GAP)
-    rows: list[bytes] = []
-    for layer in grid:
-        rows += [bytes((TILE + GAP) * len(layer) + GAP)] * GAP
-        for line in range(TILE):
-            pixels = [tiles[head.layer, head.head][line] if head else bytes(TILE) for head in layer]
-            rows.append(blank + b"".join(row + blank for row in pixels))
-    return rows + [bytes(len(rows[0]))] * GAP
-
-
-def _grid(inspection: Inspection) -> Grid:
+def grid_of(inspection: Inspection) -> Grid:
     """Return the heads of each layer, in order; None where a layer has fewer than another."""
     layers: dict[int, list[HeadStatistics | None]] = {}
     for head in inspection.heads:
@@ -169,11 +145,12 @@ def _grid(inspection: Inspection) -> Grid:
     return [layer + [None] * (most - len(layer)) for layer in layers.values()]
 
 
-def _num_columns(inspection: Inspection) -> int:
-    return len(_grid(inspection)[0])
+def num_columns(inspection: Inspection) -> int:
+    """Return the largest number of heads of a layer."""
+    return len(grid_of(inspection)[0])
 
 
-def _drawn_maps(inspection: Inspection) -> tuple[AttentionMap, ...]:
+def drawn_maps(inspection: Inspection) -> tuple[AttentionMap, ...]:
     """Return the maps that show most of the text: exact ones, or overviews where those end before the text does."""
     exact, overviews = inspection.maps, inspection.overviews
     if exact and (not overviews or exact[0].num_queries * exact[0].tile >= len(inspection.tokens)):
@@ -181,9 +158,9 @@ def _drawn_maps(inspection: Inspection) -> tuple[AttentionMap, ...]:
     return overviews
 
 
-def _tiles(inspection: Inspection) -> dict[tuple[int, int], list[bytes]]:
+def tiles_of(inspection: Inspection) -> dict[tuple[int, int], list[bytes]]:
     """Return each head's rows of pixels: all squares of one size."""
-    maps = {(one.layer, one.head): one for one in _drawn_maps(inspection)}
+    maps = {(one.layer, one.head): one for one in drawn_maps(inspection)}
     places = {(head.layer, head.head): head for head in inspection.heads}
     return {
         place: _shrink(maps[place]) if place in maps else [bytes([_shade(head)]) * TILE] * TILE
@@ -212,7 +189,7 @@ def _ends(length: int) -> Sequence[tuple[int, int]]:
     return [(at * length // TILE, max((at + 1) * length // TILE, at * length // TILE + 1)) for at in range(TILE)]
 
 
-def _palette() -> bytes:
+def map_palette() -> bytes:
     """Return red, green and blue of the bytes of a map, which hold the square roots of weights."""
     colours = bytearray()
     for byte in range(256):

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+from functools import cache
 from importlib import metadata, resources
 from typing import Any
 
@@ -28,25 +29,18 @@ def render_html(
         MissingExtraError: jinja2 is not installed.
     """
     try:
-        from jinja2 import Environment, PackageLoader, StrictUndefined
         from markupsafe import Markup
+
+        environment = template_environment()
     except ModuleNotFoundError as error:
         if error.name not in ("jinja2", "markupsafe"):
             raise
         raise MissingExtraError("jinja2", "report") from error
 
-    environment = Environment(
-        loader=PackageLoader("headwise.report", "assets"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["bytes"] = format_bytes
     style = _read_assets(styles)
     # one scope for all files, so that nothing of ours is a global of the page
     script = '"use strict";\n(() => {\n' + _read_assets(scripts) + "})();\n"
-    page = environment.get_template(template).render(
+    page: str = environment.get_template(template).render(
         version=metadata.version("headwise"),
         style=Markup(style),
         script=Markup(script),
@@ -57,6 +51,22 @@ def render_html(
     )
     # half of a surrogate pair, which a broken tokenizer can give, is no character and cannot be written
     return page.encode("utf-8", "replace").decode("utf-8")
+
+
+@cache
+def template_environment() -> Any:
+    """Return what reads our templates, and keeps them once they are read."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("headwise.report", "assets"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["bytes"] = format_bytes
+    return environment
 
 
 def _read_assets(names: tuple[str, ...]) -> str:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headwise.api.inspect_results import InspectedModel, InspectedPart
-from headwise.inspection.results import HeadStatistics
+from headwise.inspection.results import HeadStatistics, Inspection
 from headwise.report.figures import format_share, texts_read
 from headwise.report.text import held_roles_table, notes_text, print_renderable, safe_text
 
@@ -17,10 +17,10 @@ WIDTH = 80
 MAX_LAYERS = 48  # rows of the table; of a deeper model every second, third, ... layer
 MAX_CHANGES = 8  # heads that changed most
 COLUMNS = (
-    ("entropy", "normalized_entropy"),
+    ("normalised\nentropy", "normalized_entropy"),
     ("sparsity", "sparsity"),
-    ("first token", "sink_mass"),
-    ("largest", "max_weight"),
+    ("first\ntoken", "sink_mass"),
+    ("largest\nweight", "max_weight"),
 )
 
 
@@ -38,16 +38,11 @@ def inspection_text(result: InspectedModel) -> str:
 
 def inspection_renderable(result: InspectedModel) -> RenderableType:
     """Return what is printed of an inspection."""
-    read = f"{len(result.heads)} heads, over {result.num_tokens:,} tokens of {texts_read(result)}"
+    about = [each for each in (result.stack, result.part) if each not in (None, result.model)]
+    title = ", ".join(dict.fromkeys(about))
     parts: list[RenderableType] = [
-        safe_text(
-            result.model if result.part in (None, result.model) else f"{result.model}: {result.part}", style="bold"
-        ),
-        safe_text(f"{read} of at most {result.window:,} tokens"),
-        Text(),
-        held_roles_table(result),
-        Text(),
-        _layers_table(result.heads),
+        safe_text(f"{result.model}: {title}" if title else result.model, style="bold"),
+        *_heads(result, f" of {texts_read(result)} of at most {result.window:,} tokens"),
     ]
     for part in result.others:
         parts += [Text(), *(_changes(part) if part.comparable else _stack(part))]
@@ -73,7 +68,7 @@ def _layers_table(heads: tuple[HeadStatistics, ...]) -> RenderableType:
     for label, _ in COLUMNS:
         table.add_column(label, justify="right")
     on_image = any(head.patch_distance is not None for head in heads)
-    table.add_column("distance, patches" if on_image else "distance, tokens", justify="right")
+    table.add_column("distance,\npatches" if on_image else "distance,\ntokens", justify="right")
     every = -(-len(layers) // MAX_LAYERS)
     for layer, own in list(layers.items())[::every]:
         shares = [format_share(mean(getattr(head, name) for head in own)) for _, name in COLUMNS]
@@ -85,12 +80,16 @@ def _layers_table(heads: tuple[HeadStatistics, ...]) -> RenderableType:
 
 def _stack(part: InspectedPart) -> list[RenderableType]:
     """Return what is said of another stack of layers."""
-    inspection = part.inspection
-    read = f"{len(inspection.heads)} heads, over {inspection.num_tokens:,} tokens"
+    return [safe_text(part.name, style="bold"), *_heads(part.inspection, "")]
+
+
+def _heads(inspection: Inspection, of_texts: str) -> list[RenderableType]:
+    """Return what the heads of one stack read and do; in cross-attention no position stands for a role."""
+    read = f"{len(inspection.heads)} heads, over {inspection.num_tokens:,} tokens{of_texts}"
     if inspection.key_tokens is not None:
         read += ", which read those of another text"
     roles = [] if inspection.key_tokens is not None else [held_roles_table(inspection), Text()]
-    return [safe_text(part.name, style="bold"), safe_text(read), Text(), *roles, _layers_table(inspection.heads)]
+    return [safe_text(read), Text(), *roles, _layers_table(inspection.heads)]
 
 
 def _changes(part: InspectedPart) -> list[RenderableType]:
@@ -99,7 +98,7 @@ def _changes(part: InspectedPart) -> list[RenderableType]:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("heads that differ most", no_wrap=True)
     if are_maps:
-        table.add_column("divergence", justify="right")
+        table.add_column("divergence", justify="right", no_wrap=True)
     for label, _ in COLUMNS:
         table.add_column(label, justify="right")
     for change in part.changes[:MAX_CHANGES]:

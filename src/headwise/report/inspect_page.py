@@ -4,14 +4,15 @@ import csv
 import html
 import io
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from headwise.api.inspect_results import InspectedModel
-from headwise.files import check_writable
 from headwise.inspection.results import Inspection
 from headwise.report import figures, headlines, sections
 from headwise.report.files import write_whole
-from headwise.report.heads_picture import heads_png, heads_svg
+from headwise.report.heads_picture import heads_svg
+from headwise.report.heads_png import heads_png
 from headwise.report.html import render_html
 from headwise.report.page import HEAD_SCRIPTS, STYLES
 from headwise.report.page_data import heads_json, role_names_of, statistics_of
@@ -26,12 +27,9 @@ def write_inspection(result: InspectedModel, path: str | os.PathLike[str]) -> Pa
         OutputError: the path cannot be written.
     """
     kind = Path(path).suffix.lower()
-    if kind == ".png":
-        check_writable(path)
-        Path(path).write_bytes(heads_png(result))
-        return Path(path)
-    write = {".svg": _as_svg, ".csv": heads_csv}.get(kind, render_inspection)
-    return write_whole(write(result), path)
+    writers: dict[str, Callable[[InspectedModel], str | bytes]]
+    writers = {".svg": _as_svg, ".png": _as_png, ".csv": heads_csv}
+    return write_whole(writers.get(kind, render_inspection)(result), path)
 
 
 def render_inspection(result: InspectedModel) -> str:
@@ -76,3 +74,7 @@ def notebook_html(result: InspectedModel) -> str:
 
 def _as_svg(result: InspectedModel) -> str:
     return heads_svg(result, result.model)
+
+
+def _as_png(result: InspectedModel) -> bytes:
+    return heads_png(result, result.model)

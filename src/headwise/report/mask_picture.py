@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 from headwise.errors import OutputError
-from headwise.files import check_writable
 from headwise.masks.cover import FULL, NONE, PARTIAL
 from headwise.masks.patterns import Mask
 from headwise.masks.picture import CELL_PIXELS, find_cells, svg_of
@@ -49,9 +48,7 @@ def write_mask_picture(
     lens = (typical[0] if query_len is None else query_len, typical[1] if key_len is None else key_len)
     if kind == ".svg":
         return write_whole(svg_of(mask, *lens, batch=batch, head=head, style=STYLE), path)
-    check_writable(path)
-    Path(path).write_bytes(png_of(mask, *lens, batch=batch, head=head))
-    return Path(path)
+    return write_whole(png_of(mask, *lens, batch=batch, head=head), path)
 
 
 def png_of(mask: Mask, query_len: int, key_len: int, *, batch: int = 0, head: int = 0) -> bytes:

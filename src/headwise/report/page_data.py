@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +10,6 @@ from headwise.inspection.results import HeadStatistics, Inspection
 from headwise.report.changes_data import changes_data
 from headwise.report.page_parts import drawn, most_bytes, parts_of
 from headwise.report.similarity_table import divergences_data
-
-# what other modules put on the page: each returns what is merged into a part, or into the whole
-PART_SECTIONS: tuple[Callable[[Inspection], dict[str, Any]], ...] = (divergences_data,)
-PAGE_SECTIONS: tuple[Callable[[Inspection], dict[str, Any]], ...] = (changes_data,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,22 +151,19 @@ def heads_json(inspection: Inspection, *, allowed_bytes: int | None = None) -> s
     parts = parts_of(inspection)
     if allowed_bytes is None:
         allowed_bytes = most_bytes(parts)
-    data: dict[str, Any] = {"statistics": statistics, "parts": []}
-    for part in parts:
-        shown = {
+    shown = [
+        {
             "name": part.name,
             "comparable": part.comparable,
             "stack": part.inspection.stack,
             "is_causal": part.inspection.is_causal,
             "heads": [_head(head, measured, role_names) for head in part.inspection.heads],
             **drawn(part.inspection, allowed_bytes),
+            **divergences_data(part.inspection),
         }
-        for section in PART_SECTIONS:
-            shown.update(section(part.inspection))
-        data["parts"].append(shown)
-    for section in PAGE_SECTIONS:
-        data.update(section(inspection))
-    return json_inside_html(data)
+        for part in parts
+    ]
+    return json_inside_html({"statistics": statistics, "parts": shown, **changes_data(inspection)})
 
 
 def role_names_of(inspection: Inspection) -> list[str]:

@@ -9,7 +9,6 @@ from headwise.api.inspect_results import InspectedModel
 from headwise.inspection.results import AttentionMap, Inspection, PatchGrid, TopKeys
 from headwise.report.packing import crop_map, pack_map, pack_top_keys
 
-MAX_TOKEN_LENGTH = 200  # characters of a token that a page shows
 SMALL_PAGE_BYTES, SMALL_PAGE_TOKENS = 4_500_000, 512
 BYTES_PER_TOKEN = 2_600  # beyond the small page's tokens: 13.8 MB for 4,096
 LARGEST_PAGE_BYTES = 13_800_000
@@ -67,18 +66,11 @@ def drawn(inspection: Inspection, allowed_bytes: int) -> dict[str, Any]:
         "maps": maps,
         "overviews": overviews,
         "top_keys": top_keys,
-        "tokens": [shown_token(token) for token in inspection.tokens],
-        "key_tokens": None if inspection.key_tokens is None else [shown_token(t) for t in inspection.key_tokens],
+        "tokens": inspection.tokens,
+        "key_tokens": inspection.key_tokens,
         "num_prompt_tokens": inspection.num_prompt_tokens,
         "patches": None if inspection.patches is None else _packed_patches(inspection.patches),
     }
-
-
-def shown_token(token: str) -> str:
-    """Return a token as a page shows it: one that is longer than any word ends in its number of characters."""
-    if len(token) <= MAX_TOKEN_LENGTH:
-        return token
-    return f"{token[:MAX_TOKEN_LENGTH]}… ({len(token):,} characters)"
 
 
 def _packed_maps(maps: Sequence[AttentionMap], allowed: int | None) -> list[dict[str, object]]:

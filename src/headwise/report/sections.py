@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from headwise.inspection.results import HeadDivergence, Inspection
-from headwise.report.figures import texts_read
+from headwise.report.figures import counted, texts_read
 from headwise.report.page_parts import PagePart, parts_of
 from headwise.report.probe_table import held_roles, missed_roles, why_missed
 from headwise.report.relations_table import has_null, is_ahead, parts_with_relations, say_offset
@@ -34,7 +34,7 @@ def compared_parts(inspection: Inspection) -> list[PagePart]:
 def texts_compared(parts: Sequence[PagePart]) -> str:
     """Return what was read of each part, and whether texts alone may make a difference."""
     reads = [
-        f"{part.inspection.num_tokens:,} tokens of {texts_read(part.inspection)}".removesuffix(", each")
+        f"{counted(part.inspection.num_tokens, 'token')} of {texts_read(part.inspection)}".removesuffix(", each")
         for part in parts
     ]
     if len({(part.inspection.tokens, read) for part, read in zip(parts, reads, strict=True)}) == 1:

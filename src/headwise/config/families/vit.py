@@ -7,7 +7,7 @@ from headwise.config.checks import require_size, shown
 from headwise.config.families.classes import read_top
 from headwise.config.keys import Keys, read_dtype
 from headwise.config.model import MAX_LAYERS, BlockConfig, FeedForwardConfig, ModelConfig, PatchConfig
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, UnknownArchitectureError
 
 DEFAULTS: dict[str, object] = {
     "hidden_size": 768,
@@ -95,6 +95,6 @@ def _read_side(config: Mapping[str, object], key: str) -> int:
     for side in sides:
         require_size(key, side, maximum=MAX_SIDE)
     if sides[0] != sides[1]:
-        raise ConfigError(f"{key} must be square, both sides equal; got {shown(value)}")
+        raise UnknownArchitectureError(f"{key} must be square, both sides equal; got {shown(value)}")
     assert isinstance(sides[0], int)
     return sides[0]

@@ -83,12 +83,16 @@ def pruning_curve(
 
     Raises:
         ModelError: as of `ablation_losses`.
-        ConfigError: as of `ablated`; a head twice in `order`; `every` below 1.
+        ConfigError: as of `ablated`; an `order` that has none, or a head twice; `every` below 1.
 
     Source: Michel et al. 2019, section 4.
     """
     if not isinstance(every, int) or isinstance(every, bool) or every < 1:
         raise ConfigError(f"every must be a whole number of heads, at least 1; got {shown(every)}")
+    if not isinstance(order, Sequence):
+        raise ConfigError(
+            f"order must be a sequence of pairs (layer, head): which goes first is told by it; got {shown(order)}"
+        )
     trial = _Trial(model, inputs, loss=loss, mode=mode, reference=reference, seed=seed, stack=stack)
     chosen = read_heads(order, trial.projections)
     if sum(map(len, chosen.values())) < len(order):

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from headwise.config.checks import require_choice
+from headwise.config.checks import MAX_SEED, require_choice, require_size
 from headwise.errors import ConfigError
 from headwise.inspection.ablation.weighing import Batches, as_batches
 from headwise.inspection.capture.quiet_passes import Inputs, quietly, run
@@ -68,6 +68,7 @@ def read_replacement(
         ModelError, ConfigError: as of `ablated`.
     """
     require_choice("mode", mode, MODES)
+    require_size("seed", seed, minimum=0, maximum=MAX_SEED)
     if (reference is None) is not (mode == "zero"):
         what = "must be left out for mode 'zero'" if mode == "zero" else f"must be given for mode {mode!r}"
         raise ConfigError(f"reference {what}; got {'one' if reference is not None else None}")

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from headwise.config.checks import shown
 from headwise.errors import ModelError
 from headwise.inspection.capture.quiet_passes import Inputs
 
@@ -40,9 +41,11 @@ def weigh(model: nn.Module, output: Any, inputs: Inputs, loss: Loss | None) -> T
         loss: Default: the loss that the output holds, as a Hugging Face model's does when it is given labels.
 
     Raises:
-        ModelError: there is no loss, or it is no number or vector.
+        ModelError: there is no loss, or it is no function, no number or vector.
     """
     value: Any
+    if loss is not None and not callable(loss):
+        raise ModelError(f"loss must be a function (output, inputs); got {shown(loss)}")
     if loss is not None:
         value = loss(output, inputs)
     else:

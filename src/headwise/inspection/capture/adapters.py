@@ -77,6 +77,9 @@ def observe_adapted(module: nn.Module, listener: Listener, *, on_error: OnError 
         on_error: as of `tell`.
     """
     layers = adapted_layers(module)
+    if not layers:
+        yield
+        return
 
     def after(layer: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
         tell(listener, lambda: _hear(layers[layer], layer, (args, keywords, output)), on_error)

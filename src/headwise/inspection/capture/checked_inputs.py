@@ -84,7 +84,7 @@ def _reasons(model: Any, told: Mapping[str, Any]) -> Iterator[str]:
         if ids.is_floating_point() or ids.is_complex() or ids.dim() < 2 or not ids.numel():
             yield f"{what}; got {str(ids.dtype).removeprefix('torch.')} of shape {tuple(ids.shape)}"
             continue
-        num_ids = getattr(model.get_input_embeddings(), "num_embeddings", None)
+        num_ids = _num_ids(model)
         least, most = int(ids.min()), int(ids.max())
         if num_ids is not None and not 0 <= least <= most < num_ids:
             wrong = least if least < 0 else most
@@ -95,3 +95,12 @@ def _reasons(model: Any, told: Mapping[str, Any]) -> Iterator[str]:
                 f"{name} must hold at most {longest} tokens a text, as {type(model).__name__} has no more positions; "
                 f"got {ids.shape[-1]}: cut them, or give the text itself to headwise.inspect, which reads it in windows"
             )
+
+
+def _num_ids(model: Any) -> int | None:
+    """Return how many tokens a model knows; None where it does not say, as one with several embeddings."""
+    try:
+        embeddings = model.get_input_embeddings()
+    except (NotImplementedError, AttributeError):
+        return None
+    return getattr(embeddings, "num_embeddings", None)

@@ -45,31 +45,38 @@ def listen(
     Raises:
         UnsupportedError: (from inside the model's call) weights that cannot be told from a call.
     """
-    adapted = set(adapted_layers(model))
-    # its keys and queries are projected before, each by a matrix of its own, from the same tokens
-    among_themselves = {part.ma for part in model.modules() if isinstance(part, PlainTransformerLayer)}
-
-    def hear(call: AttentionCall) -> None:
-        if call.module in among_themselves:
-            call = call._replace(is_cross=False)
-        listener(call)
-
-    def hear_unadapted(call: AttentionCall) -> None:
-        if call.module is None or call.module not in adapted:
-            hear(call)
-
+    ear = _Ear(model, listener)
     with ExitStack() as exits:
-        exits.enter_context(observe_adapted(model, hear, on_error=on_error))
+        exits.enter_context(observe_adapted(model, ear.hear, on_error=on_error))
         torchs = observe_multihead_attention(
-            model, hear_unadapted, without=(TorchMultiheadAttention,), on_error=on_error
+            model, ear.hear_unadapted, without=(TorchMultiheadAttention,), on_error=on_error
         )
         exits.enter_context(torchs)
-        exits.enter_context(observe_own_attention(model, hear_unadapted, on_error=on_error))
+        exits.enter_context(observe_own_attention(model, ear.hear_unadapted, on_error=on_error))
         for part in _transformers_models(model):
             exits.enter_context(
-                observe_attention(part, hear_unadapted, check=check, on_error=on_error, switches=switches)
+                observe_attention(part, ear.hear_unadapted, check=check, on_error=on_error, switches=switches)
             )
         yield
+
+
+class _Ear:
+    """Passes on to a listener what is heard of a model, each call once."""
+
+    def __init__(self, model: nn.Module, listener: Listener):
+        self.listener = listener
+        self.adapted = set(adapted_layers(model))
+        # its keys and queries are projected before, each by a matrix of its own, from the same tokens
+        self.among_themselves = {part.ma for part in model.modules() if isinstance(part, PlainTransformerLayer)}
+
+    def hear(self, call: AttentionCall) -> None:
+        if call.module in self.among_themselves:
+            call = call._replace(is_cross=False)
+        self.listener(call)
+
+    def hear_unadapted(self, call: AttentionCall) -> None:
+        if call.module is None or call.module not in self.adapted:
+            self.hear(call)
 
 
 def _transformers_models(model: nn.Module) -> list[Any]:
@@ -100,27 +107,26 @@ class Trial:
         Raises:
             UnsupportedError: (from inside the model's call) weights that are not what the model attends with.
         """
-
-        def hear(call: AttentionCall) -> None:
-            self.calls.append((call.module, call.is_cross))
-            self._running = [True] * len(self._running)
-
-        def before(*_: object) -> None:
-            self._running.append(False)
-
-        def after(layer: nn.Module, *_: object) -> None:
-            if not self._running.pop():
-                self.silent.append(layer)
-                self._running = [True] * len(self._running)
-
         adapted = set(adapted_layers(model))
         with ExitStack() as exits:
             for part in model.modules():
                 if _is_attention(part) and part not in adapted:
-                    exits.callback(part.register_forward_pre_hook(before).remove)
-                    exits.callback(part.register_forward_hook(after, always_call=True).remove)
-            exits.enter_context(listen(model, hear, check=check_weights))
+                    exits.callback(part.register_forward_pre_hook(self._before).remove)
+                    exits.callback(part.register_forward_hook(self._after, always_call=True).remove)
+            exits.enter_context(listen(model, self._hear, check=check_weights))
             yield
+
+    def _hear(self, call: AttentionCall) -> None:
+        self.calls.append((call.module, call.is_cross))
+        self._running = [True] * len(self._running)
+
+    def _before(self, *_: object) -> None:
+        self._running.append(False)
+
+    def _after(self, layer: nn.Module, *_: object) -> None:
+        if not self._running.pop():
+            self.silent.append(layer)
+            self._running = [True] * len(self._running)
 
 
 def _is_attention(part: nn.Module) -> bool:

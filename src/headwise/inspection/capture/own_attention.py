@@ -44,25 +44,33 @@ def observe_own_attention(module: nn.Module, listener: Listener, *, on_error: On
         listener: called at each attention call.
         on_error: as of `tell`.
     """
-    running: list[tuple[nn.Module, bool]] = []  # layers that run just now, and whether keys are of other tokens
-
-    def before(layer: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        running.append((layer, not isinstance(layer, LatentAttention) and _reads_others(*args, **keywords)))
-
-    def after(*_: Any) -> None:
-        running.pop()
-
-    def hear(call: Call) -> None:
-        layer, is_cross = running[-1] if running else (None, call.query.shape[2] != call.key.shape[2])
-        tell(listener, lambda: AttentionCall(layer, weights_of_call(call), is_cross), on_error)
-
+    ear = _Ear(listener, on_error)
     with ExitStack() as exits:
         for part in module.modules():
             if isinstance(part, OWN_LAYERS):
-                exits.callback(part.register_forward_pre_hook(before, with_kwargs=True).remove)
-                exits.callback(part.register_forward_hook(after, always_call=True).remove)
-        exits.enter_context(listening(hear))
+                exits.callback(part.register_forward_pre_hook(ear.before, with_kwargs=True).remove)
+                exits.callback(part.register_forward_hook(ear.after, always_call=True).remove)
+        exits.enter_context(listening(ear.hear))
         yield
+
+
+class _Ear:
+    """Tells a listener of each call which layer makes it."""
+
+    def __init__(self, listener: Listener, on_error: OnError | None):
+        self.listener, self.on_error = listener, on_error
+        # layers that run just now, and whether keys are of other tokens
+        self.running: list[tuple[nn.Module, bool]] = []
+
+    def before(self, layer: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        self.running.append((layer, not isinstance(layer, LatentAttention) and _reads_others(*args, **keywords)))
+
+    def after(self, *_: Any) -> None:
+        self.running.pop()
+
+    def hear(self, call: Call) -> None:
+        layer, is_cross = self.running[-1] if self.running else (None, call.query.shape[2] != call.key.shape[2])
+        tell(self.listener, lambda: AttentionCall(layer, weights_of_call(call), is_cross), self.on_error)
 
 
 def _reads_others(query: Tensor, key: Tensor | None = None, *_: Any, **__: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from inspect import signature
 from typing import Any, Protocol, runtime_checkable
 
@@ -41,7 +42,7 @@ class StackReader(Protocol):
         """Run the model once, showing every layer to `observer(name of its stack, layer, weights)`."""
 
 
-def open_reader(model: nn.Module, example: Inputs, *, stack: str | None = None) -> Reader:
+def open_reader(model: nn.Module, example: Inputs, *, stack: str | None = None) -> "OneStack":
     """Find the way to read one stack of a model's attention layers.
 
     Args:
@@ -57,7 +58,7 @@ def open_reader(model: nn.Module, example: Inputs, *, stack: str | None = None) 
     name = type(model).__name__
     known = ", ".join(map(str, reader.stacks))
     if stack is not None:
-        return _OneStack(reader, require_stack(reader, stack, name).name, ())
+        return OneStack(reader, require_stack(reader, stack, name), ())
     own = [each for each in reader.stacks if not each.is_cross]
     if not own:
         raise ModelError(
@@ -72,7 +73,7 @@ def open_reader(model: nn.Module, example: Inputs, *, stack: str | None = None) 
     left_out = sum(each.num_layers for each in reader.stacks if each.is_cross)
     layers = "layer that reads" if left_out == 1 else "layers that read"
     note = f"Cross-attention is left out: {left_out} {layers} the keys of another text."
-    return _OneStack(reader, own[0].name, (note,) if left_out else ())
+    return OneStack(reader, own[0], (note,) if left_out else ())
 
 
 def require_stack(reader: StackReader, stack: str, model_name: str) -> Stack:
@@ -120,20 +121,27 @@ def open_stacks(model: nn.Module, example: Inputs) -> StackReader:
     return _ListeningReader(model, run, StackNames(model, by_path=has_cross), trial)
 
 
-class _OneStack:
-    """Reads one of a model's stacks."""
+class OneStack:
+    """Reads one of a model's stacks.
 
-    def __init__(self, reader: StackReader, stack: str, notes: tuple[str, ...]):
+    Args:
+        reader: of all of them.
+        stack: which one.
+        notes: what a reader of it must know besides.
+    """
+
+    def __init__(self, reader: StackReader, stack: Stack, notes: tuple[str, ...]):
         self.reader = reader
         self.stack = stack
         self.notes = (*reader.notes, *notes)
 
     def read(self, inputs: Inputs, observer: Observer) -> None:
-        def choose(stack: str, number: int, weights: LayerWeights) -> None:
-            if stack == self.stack:
-                observer(number, weights)
+        """Run the model once, showing every layer of the stack to `observer(layer, weights)`, from layer 0 on."""
+        self.reader.read(inputs, partial(self._choose, observer))
 
-        self.reader.read(inputs, choose)
+    def _choose(self, observer: Observer, stack: str, number: int, weights: LayerWeights) -> None:
+        if stack == self.stack.name:
+            observer(number, weights)
 
 
 class _ListeningReader:
@@ -155,14 +163,7 @@ class _ListeningReader:
 
     def read(self, inputs: Inputs, observer: StackObserver) -> None:
         counts: Counter[Place] = Counter()
-
-        def hear(call: AttentionCall) -> None:
-            place = self.names.place_of(call.module, call.is_cross)
-            if place in self.places:
-                observer(self.places[place].name, counts[place], call.weights)
-            counts[place] += 1
-
-        with quietly(self.model), listen(self.model, hear):
+        with quietly(self.model), listen(self.model, partial(self._hear, observer, counts)):
             self.run_model(self.model, inputs)
         expected = Counter({place: stack.num_layers for place, stack in self.places.items()})
         if counts != expected:
@@ -170,6 +171,12 @@ class _ListeningReader:
                 f"every pass of {type(self.model).__name__} must call its {expected.total()} attention layers once; "
                 f"this one called {counts.total()}"
             )
+
+    def _hear(self, observer: StackObserver, counts: Counter[Place], call: AttentionCall) -> None:
+        place = self.names.place_of(call.module, call.is_cross)
+        if place in self.places:
+            observer(self.places[place].name, counts[place], call.weights)
+        counts[place] += 1
 
 
 def _open_transformers(model: Any, example: Inputs) -> StackReader:

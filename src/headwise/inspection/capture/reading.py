@@ -4,13 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from headwise.config.checks import require_instance, require_size
 from headwise.errors import ModelError
 from headwise.inspection.capture.quiet_passes import Inputs
-from headwise.inspection.capture.readers import Reader, StackObserver, StackReader
+from headwise.inspection.capture.readers import StackReader
 from headwise.inspection.detail import NO_DETAIL, Detail
 from headwise.inspection.maps import LayerMaps, LayerOverviews, LayerTopKeys
 from headwise.inspection.relations.relation import RelationSums, to_scores
-from headwise.inspection.results import AttentionMap, Inspection, TopKeys
+from headwise.inspection.results import AttentionMap, HeadStatistics, Inspection, TopKeys
 from headwise.inspection.statistics.kinds import TokenKinds
 from headwise.inspection.statistics.similarity import ModelDivergence
 from headwise.inspection.statistics.sums import LayerSums, Look
@@ -20,8 +21,8 @@ Progress = Callable[[int, int], None]
 """Called with the texts (or windows of texts) that are done and how many there are."""
 
 MAX_LABEL = 64  # characters of a token that are shown: a vocabulary may make one token of a megabyte
+HEAVIEST = "each query's heaviest keys"
 FEW_TOKENS = 32  # below this, a mean over queries says little about a head
-ONLY = "only"  # what the stack is called of a reader that reads one
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,21 +31,16 @@ class Batch:
 
     Args:
         inputs: of the model.
-        kinds: what the tokens are of every stack that is read, by its name; one alone stands for all.
+        kinds: what the tokens are of every stack that is read, by its name.
     """
 
     inputs: Inputs
-    kinds: TokenKinds | Mapping[str, TokenKinds]
-
-    def of(self, stack: str) -> TokenKinds:
-        """Return what the tokens are that a stack reads."""
-        return self.kinds[stack] if isinstance(self.kinds, Mapping) else self.kinds
+    kinds: Mapping[str, TokenKinds]
 
     @property
     def num_texts(self) -> int:
         """Number of texts."""
-        kinds = next(iter(self.kinds.values())) if isinstance(self.kinds, Mapping) else self.kinds
-        return len(kinds.real)
+        return len(next(iter(self.kinds.values())).real)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,47 +54,6 @@ class ShownTokens:
 
     tokens: Sequence[str]
     key_tokens: Sequence[str] | None = None
-
-
-def read_batches(
-    reader: Reader,
-    batches: Sequence[Batch],
-    *,
-    shown: int,
-    tokens: Sequence[str],
-    key_tokens: Sequence[str] | None = None,
-    max_map_tokens: int,
-    num_texts: int | None = None,
-    notes: Sequence[str] = (),
-    progress: Progress | None = None,
-    detail: Detail = NO_DETAIL,
-) -> Inspection:
-    """Read every batch once and return the statistics of all heads of one stack over all of them.
-
-    Args:
-        reader: the way to the model's attention.
-        batches: what to read.
-        shown: number of the text, counted through all batches, whose maps are kept.
-        tokens: that text's tokens as words.
-        key_tokens: of cross-attention: the words of its keys.
-        max_map_tokens: tokens of that text that its maps cover; 0 = no maps.
-        num_texts: how many texts the windows in the batches are of. Default: each is one.
-        notes: what a reader of the result must know already.
-        progress: called after every batch.
-        detail: what is taken beside statistics that cost little. The texts of its relations are those of the batches.
-
-    Raises:
-        ModelError: a layer reads something else than the batch's texts.
-        TextError: the null of the relations has others, or other heads, or a text is too long for what is asked.
-    """
-
-    def read(inputs: Inputs, observer: StackObserver) -> None:
-        reader.read(inputs, partial(observer, ONLY))
-
-    shown_tokens = ShownTokens(tokens=tokens, key_tokens=key_tokens)
-    stacks = {ONLY: _StackSums(ONLY, shown_tokens, shown, max_map_tokens, detail)}
-    _read(read, batches, stacks, progress)
-    return stacks[ONLY].to_inspection(num_texts, (*notes, *reader.notes))
 
 
 def read_stacks(
@@ -119,43 +74,42 @@ def read_stacks(
         reader: the way to the model's attention.
         batches: what to read.
         shown_tokens: of every stack that is read, the shown text's words.
-        shown, max_map_tokens, num_texts, notes, progress, detail: as of `read_batches`.
+        shown: number of the text, counted through all batches, whose maps are kept.
+        max_map_tokens: tokens of that text that its maps cover; 0 = no maps.
+        num_texts: how many texts the windows in the batches are of. Default: each is one.
+        notes: what a reader of the result must know already.
+        progress: called after every batch.
+        detail: what is taken beside statistics that cost little. The texts of its relations are those of the batches.
 
     Raises:
-        HeadwiseError: as of `read_batches`.
+        ModelError: a layer reads something else than the batch's texts.
+        TextError: the null of the relations has others, or other heads, or a text is too long for what is asked.
+        ConfigError: a number of tokens is none, or `detail` is no Detail.
     """
+    require_size("max_map_tokens", max_map_tokens, minimum=0)
+    require_instance("detail", detail, Detail)
     stacks = {stack: _StackSums(stack, tokens, shown, max_map_tokens, detail) for stack, tokens in shown_tokens.items()}
-    _read(reader.read, batches, stacks, progress)
-    has_others = len(reader.stacks) > 1
-    return {
-        name: each.to_inspection(num_texts, (*notes, *reader.notes), name if has_others else None)
-        for name, each in stacks.items()
-    }
-
-
-def _read(
-    read: Callable[[Inputs, StackObserver], None],
-    batches: Sequence[Batch],
-    stacks: "Mapping[str, _StackSums]",
-    progress: Progress | None,
-) -> None:
-    """Show every layer of every batch to the sums of its stack."""
     num_windows = sum(batch.num_texts for batch in batches)
     done = 0
     for batch in batches:
         for name, each in stacks.items():
-            each.start_batch(batch.of(name), first_text=done)
+            each.start_batch(batch.kinds[name], first_text=done)
 
         def observe(stack: str, number: int, layer: LayerWeights) -> None:
             if stack in stacks:
                 stacks[stack].add(number, layer)
 
-        read(batch.inputs, observe)
+        reader.read(batch.inputs, observe)
         for each in stacks.values():
             each.finish_batch()
         done += batch.num_texts
         if progress is not None:
             progress(done, num_windows)
+    has_others = len(reader.stacks) > 1
+    return {
+        name: each.to_inspection(num_texts, (*notes, *reader.notes), name if has_others else None)
+        for name, each in stacks.items()
+    }
 
 
 class _StackSums:
@@ -205,9 +159,12 @@ class _StackSums:
         lengths = [int(length) for kinds in self.kinds for length in kinds.real.sum(dim=1)]
         key_lengths = [int(length) for kinds in self.kinds for length in kinds.keys.sum(dim=1)]
         key_tokens = self.shown_tokens.key_tokens
-        notes_on_size = _notes_on_size(lengths, lengths[self.shown], key_lengths[self.shown], self.max_map_tokens)
+        rest = [name for name, is_kept in (("tiles", detail.overview_cells), (HEAVIEST, detail.top_keys)) if is_kept]
+        shown = max(lengths[self.shown], key_lengths[self.shown])
+        notes_on_size = _notes_on_size(lengths, shown, lengths[self.shown] == shown, self.max_map_tokens, rest)
+        heads = tuple(head for layer, each in enumerate(self.sums) for head in each.to_statistics(layer))
         return Inspection(
-            heads=tuple(head for layer, each in enumerate(self.sums) for head in each.to_statistics(layer)),
+            heads=heads,
             maps=tuple(self.shown_text.maps),
             tokens=tuple(map(shorten, self.shown_tokens.tokens)),
             num_texts=len(lengths) if num_texts is None else num_texts,
@@ -215,7 +172,7 @@ class _StackSums:
             num_tokens=sum(lengths),
             window=max(lengths),
             is_causal=not is_cross and not any(each.looks_ahead for each in self.sums),
-            notes=(*notes, *notes_on_size),
+            notes=(*notes, *notes_on_size, *_notes_on_weights(heads, sum(lengths))),
             divergences=tuple(each.to_divergence(layer) for layer, each in enumerate(self.sums))
             if detail.costly
             else (),
@@ -286,11 +243,32 @@ def require_shape(layer: LayerWeights, expected: tuple[int, int] | tuple[int, in
     )
 
 
-def _notes_on_size(lengths: Sequence[int], shown: int, shown_keys: int, max_map_tokens: int) -> list[str]:
+def _notes_on_size(
+    lengths: Sequence[int], shown: int, is_of_queries: bool, max_map_tokens: int, rest: Sequence[str]
+) -> list[str]:
     notes = []
     if sum(lengths) < FEW_TOKENS:
-        notes.append(f"The text has {sum(lengths)} tokens only: means over so few queries say little about a head.")
-    if 0 < max_map_tokens < max(shown, shown_keys):
-        what = "tokens" if shown >= shown_keys else "tokens that are read"
-        notes.append(f"Maps show the first {max_map_tokens} of {max(shown, shown_keys)} {what}.")
+        read = "1 token was" if sum(lengths) == 1 else f"{sum(lengths)} tokens were"
+        notes.append(f"Only {read} read: means over so few queries say little about a head.")
+    if 0 < max_map_tokens < shown:
+        what = "tokens" if is_of_queries else "tokens that are read"
+        more = f" one by one; all are shown by {' and '.join(rest)}" if rest else ""
+        notes.append(f"Maps show the first {max_map_tokens} of {shown} {what}{more}.")
+    return notes
+
+
+def _notes_on_weights(heads: Sequence[HeadStatistics], num_queries: int) -> list[str]:
+    """Say so where statistics are of nothing: weights that are NaN, queries that may read no key."""
+    notes = []
+    for name, what in (
+        ("num_nan_queries", "have NaN among their weights: statistics of these heads are NaN"),
+        ("num_empty_queries", "may read no token: they count in no mean"),
+    ):
+        found = [(getattr(head, name) or 0, head) for head in heads]
+        found = [(count, head) for count, head in found if count]
+        if found:
+            most, head = max(found, key=lambda each: each[0])
+            where = f"layer {head.layer} head {head.head}"
+            where += f", the most of {len(found)} heads with such queries," if len(found) > 1 else ""
+            notes.append(f"In {where} {most} of {num_queries} queries {what}.")
     return notes

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any
 
 from jaxtyping import Bool
@@ -29,27 +30,41 @@ def told_tokens(
 
 @contextmanager
 def hear_masks(module: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Collect the masks of (B, T) that the outermost Hugging Face model in a module is called with, by their names.
+    """Collect the masks of (B, T) that a Hugging Face model in a module is called with, by their names.
 
-    Whatever wraps the model, its own call says which tokens are real. Of several models side by side it is the first.
+    Whatever wraps the model, and whichever of its parts is run (its body without the head, say), the outermost call
+    says which tokens are real: what that call gives on to parts is not heard. Of several calls the first with a mask
+    is.
     """
     found: dict[str, Tensor] = {}
-    model = next((part for part in module.modules() if is_transformers_model(part)), None)
-    if model is None:
-        yield found
-        return
+    running: list[nn.Module] = []
+    thread = get_ident()  # another one may be in a pass of the same model
 
     def hear(called: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        if get_ident() != thread:
+            return
+        running.append(called)
+        if len(running) > 1 or found:
+            return
         for name in MASKS:
             told = told_tokens(called, args, keywords, name=name)
             if told is not None:
-                found.setdefault(name, told.detach().cpu())
+                found[name] = told.detach().cpu()
 
-    handle = model.register_forward_pre_hook(hear, with_kwargs=True)
+    def leave(*_: Any) -> None:
+        if get_ident() == thread:
+            running.pop()
+
+    handles = []
+    for part in module.modules():
+        if is_transformers_model(part):
+            handles.append(part.register_forward_pre_hook(hear, with_kwargs=True))
+            handles.append(part.register_forward_hook(leave, always_call=True))
     try:
         yield found
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
 
 def by_name(module: nn.Module, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from headwise.errors import ModelError
 from headwise.inspection.capture.quiet_passes import Inputs
 from headwise.inspection.capture.readers import open_reader
-from headwise.inspection.capture.reading import Batch, read_batches
+from headwise.inspection.capture.reading import Batch, ShownTokens, read_stacks
 from headwise.inspection.detail import NO_DETAIL, Detail
 from headwise.inspection.images.patches import PatchPlaces, find_patches, image_in
 from headwise.inspection.results import Inspection, PatchGrid
@@ -91,15 +91,16 @@ def inspect_image(
             detail = replace(detail, top_keys=detail.top_keys or room, overview_cells=cells)
             notes.append(f"Of the {num_tokens} tokens each query's {detail.top_keys} heaviest keys are kept, not maps.")
     real = torch.ones(len(images), num_tokens, dtype=torch.bool)
-    inspection = read_batches(
-        reader,
-        [Batch(inputs, TokenKinds(real, torch.zeros_like(real), None if places is None else places.grid()))],
+    kinds = TokenKinds(real, torch.zeros_like(real), None if places is None else places.grid())
+    (inspection,) = read_stacks(
+        reader.reader,
+        [Batch(inputs, {reader.stack.name: kinds})],
+        {reader.stack.name: ShownTokens(tokens=labels)},
         shown=0,
-        tokens=labels,
         max_map_tokens=max_map_tokens,
         notes=notes,
         detail=detail,
-    )
+    ).values()
     if places is None:
         return inspection
     picture = to_picture(images[0, :, : places.height, : places.width], mean=mean, std=std)

@@ -1,6 +1,7 @@
 """What to warn of while a model trains, and what to do about it."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -40,10 +41,7 @@ def find_alarms(
         dtype: that of queries and keys; None: not known.
         collapse_below: as of `is_collapsed`, for the text.
     """
-
-    def alarm(kind: AlarmKind, figure: float, text: str) -> Alarm:
-        return Alarm(step=step, stack=head.stack, layer=head.layer, head=head.head, kind=kind, figure=figure, text=text)
-
+    alarm = partial(_alarm, head, step)
     if head.is_collapsed:
         yield alarm(
             "entropy collapse",
@@ -72,3 +70,7 @@ def find_alarms(
             "the model a mask that hides it (attention_mask= in transformers, key_padding_mask= in torch, "
             "mask=KeyPadding(...) here)",
         )
+
+
+def _alarm(head: MonitoredHead, step: int, kind: AlarmKind, figure: float, text: str) -> Alarm:
+    return Alarm(step=step, stack=head.stack, layer=head.layer, head=head.head, kind=kind, figure=figure, text=text)

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headwise.errors import UnsupportedError
-from headwise.inspection.monitoring.log import open_log
-from headwise.inspection.monitoring.monitor import AttentionMonitor
+from headwise.inspection.monitoring.monitor import AttentionMonitor, check_settings
 
 
 class _Callback:
@@ -19,7 +18,7 @@ class _Callback:
     """
 
     def __init__(self, *, every: int = 50, log: Any = None, **settings: Any):
-        open_log(log)  # so that a mistake is told where it is made
+        check_settings(every=every, log=log, **settings)  # so that a mistake is told where it is made
         self.monitor: AttentionMonitor | None = None
         self.settings = {"every": every, "log": log, **settings}
 

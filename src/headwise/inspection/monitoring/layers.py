@@ -53,6 +53,7 @@ def look_at(
     call: AttentionCall,
     real: Bool[Tensor, "batch seq_len"] | None,
     *,
+    real_source: Bool[Tensor, "batch key_len"] | None = None,
     num_rows: int,
     seed: int,
 ) -> HeardLayer:
@@ -61,19 +62,24 @@ def look_at(
     Args:
         model: holds the layer.
         call: what was heard.
-        real: which tokens are no padding, as the model was told; None: what the layer was told, else all.
+        real: which tokens are no padding, as the model was told; None: what the layer was told, else all. Of
+            cross-attention: which queries.
+        real_source: of cross-attention: which keys are no padding; None: what the layer was told, else all.
         num_rows, seed: as of `draw_rows`.
     """
     weights = call.weights
-    device = weights.query.device if isinstance(weights, ProjectedWeights) else weights.weights.device
+    device = weights.device
     batch, num_heads, query_len, key_len = weights.shape
-    if real is None or call.is_cross or real.shape != (batch, key_len):
-        real = weights.real_tokens
-    real_keys = torch.ones(batch, key_len, dtype=torch.bool) if real is None else real
+    told = real_source if call.is_cross else real
+    if told is None or told.shape != (batch, key_len):
+        told = weights.real_tokens
+    real_keys = torch.ones(batch, key_len, dtype=torch.bool) if told is None else told
     real_keys = real_keys.to(device)
     real_queries = real_keys
     if call.is_cross or query_len != key_len:
-        real_queries = torch.ones(batch, query_len, dtype=torch.bool, device=device)
+        is_known = call.is_cross and real is not None and real.shape == (batch, query_len)
+        real_queries = real if is_known and real is not None else torch.ones(batch, query_len, dtype=torch.bool)
+        real_queries = real_queries.to(device)
     drawn = draw_rows(real_queries, num_rows, seed=seed)
     # explicit casts do not stop autocast from multiplying in half precision
     with torch.no_grad(), torch.autocast(device.type, enabled=False):

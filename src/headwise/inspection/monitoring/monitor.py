@@ -10,15 +10,27 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from headwise.config.checks import require_size
-from headwise.errors import ModelError, UnsupportedError, describe
+from headwise.config.checks import (
+    MAX_SEED,
+    require_instance,
+    require_positive,
+    require_probability,
+    require_size,
+    shown,
+)
+from headwise.errors import ConfigError, ModelError, UnsupportedError, describe
 from headwise.inspection.capture.checked_inputs import require_module
 from headwise.inspection.capture.listening import listen
 from headwise.inspection.monitoring.alarms import find_alarms
 from headwise.inspection.monitoring.heard_passes import HeardPasses
 from headwise.inspection.monitoring.layers import HeadAtStep, HeardLayer, heads_at_step, look_at
 from headwise.inspection.monitoring.log import open_log
-from headwise.inspection.monitoring.real_tokens import readers_of, real_tokens_of
+from headwise.inspection.monitoring.real_tokens import (
+    readers_of,
+    real_targets_of,
+    real_tokens_of,
+    target_readers_of,
+)
 from headwise.inspection.monitoring.results import Alarm, MonitorSample
 from headwise.integrations.layer_weights import AttentionCall
 
@@ -57,7 +69,8 @@ class AttentionMonitor:
 
     Raises:
         ModelError: what is no module.
-        ConfigError: `every` or `num_rows` is no positive whole number, `log` is nothing that can be logged to.
+        ConfigError: `every` or `num_rows` is no positive whole number, `seed` or `padding_id` none from 0 on,
+            `collapse_below` no share below 1, `warn` no function, `log` nothing that can be logged to.
         UnsupportedError: a model that torch.compile compiled.
 
     Example:
@@ -83,8 +96,15 @@ class AttentionMonitor:
         warn: Callable[[str], None] = _logger.warning,
     ):
         require_module(model)
-        require_size("every", every)
-        require_size("num_rows", num_rows)
+        check_settings(
+            every=every,
+            log=log,
+            num_rows=num_rows,
+            seed=seed,
+            collapse_below=collapse_below,
+            padding_id=padding_id,
+            warn=warn,
+        )
         _refuse_compiled(model)
         self.sample: MonitorSample | None = None
         self.alarms: list[Alarm] = []
@@ -132,10 +152,17 @@ class AttentionMonitor:
             step: its number. Default: one more than the last, from 0.
             real_tokens: which tokens of the first micro-batch are no padding. Default: the `attention_mask` that the
                 model is called with; else all but the tokens `padding_id` at the ends of a text; else what each layer
-                is told.
+                is told. Of a decoder that reads another text: its `decoder_attention_mask`, `decoder_input_ids` or
+                `labels` tell.
         """
         self._stop_listening()
-        number = self._next if step is None else step
+        number = self._next
+        with self._contained():
+            if step is not None:
+                require_size("step", step, minimum=0, maximum=MAX_SEED)
+                number = step
+            if real_tokens is not None:
+                require_instance("real_tokens", real_tokens, Tensor)
         self._next = number + 1
         if self.error is None and number % self._every == 0:
             with self._contained():
@@ -158,6 +185,7 @@ class AttentionMonitor:
         self._stop_listening()
         if was_listening and self.error is None:
             with self._contained(), torch.no_grad():
+                require_positive("grad_scale", grad_scale)
                 self.sample = self._finish(grad_scale)
                 self.alarms += self.sample.alarms
                 for alarm in self.sample.alarms:
@@ -173,12 +201,15 @@ class AttentionMonitor:
         self._given = real_tokens
         self._real: Tensor | None = None
         self._readers: set[nn.Module] = set()  # the modules that read those tokens
+        self._real_target: Tensor | None = None  # of a decoder that reads another text
+        self._target_readers: set[nn.Module] = set()
         self._heard: list[HeardLayer] = []
         self._seconds = 0.0
 
     def _note_inputs(self, module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         with self._contained():
-            self._readers = readers_of(module)
+            self._readers, self._target_readers = readers_of(module), target_readers_of(module)
+            self._real_target = real_targets_of(module, args, keywords, padding_id=self._padding_id)
             self._real = self._given
             if self._real is None:
                 self._real = real_tokens_of(module, args, keywords, padding_id=self._padding_id)
@@ -188,8 +219,12 @@ class AttentionMonitor:
         if self._passes.is_open and self.error is None:
             started = time.perf_counter()
             real = self._real if call.module is None or call.module in self._readers else None
+            source = None
+            if call.module in self._target_readers:
+                real, source = self._real_target, self._real
             seed = hash((self._seed, self._step))
-            self._heard.append(look_at(self._model, call, real, num_rows=self._num_rows, seed=seed))
+            heard = look_at(self._model, call, real, real_source=source, num_rows=self._num_rows, seed=seed)
+            self._heard.append(heard)
             self._seconds += time.perf_counter() - started
 
     def _finish(self, grad_scale: float) -> MonitorSample:
@@ -243,6 +278,32 @@ class AttentionMonitor:
         if listening is not None:
             with self._contained():
                 listening.close()
+
+
+def check_settings(
+    *,
+    every: Any = 50,
+    log: Any = None,
+    num_rows: Any = 128,
+    seed: Any = 0,
+    collapse_below: Any = 0.01,
+    padding_id: Any = None,
+    warn: Any = _logger.warning,
+) -> None:
+    """Refuse settings of `AttentionMonitor` that are none.
+
+    Raises:
+        ConfigError: as of `AttentionMonitor`.
+    """
+    require_size("every", every)
+    require_size("num_rows", num_rows)
+    require_size("seed", seed, minimum=0, maximum=MAX_SEED)
+    require_probability("collapse_below", collapse_below)
+    if padding_id is not None:
+        require_size("padding_id", padding_id, minimum=0)
+    if not callable(warn):
+        raise ConfigError(f"warn must be a function of a line; got {shown(warn)}")
+    open_log(log)
 
 
 def _refuse_compiled(model: nn.Module) -> None:

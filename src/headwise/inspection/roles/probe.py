@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from headwise.errors import ModelError, TextError
+from headwise.config.checks import require_size, require_text, shown
+from headwise.errors import ConfigError, ModelError, TextError
 from headwise.inspection.capture.checked_inputs import require_module
 from headwise.inspection.capture.readers import open_reader, open_stacks, require_stack
 from headwise.inspection.capture.reading import Progress, shorten
@@ -19,7 +20,7 @@ from headwise.inspection.roles.texts import OFFSETS, RoleTexts, offset_name
 from headwise.inspection.roles.untrained import untrained_twin
 from headwise.inspection.texts.default_text import default_texts
 from headwise.inspection.texts.pairs import is_encoder_decoder
-from headwise.inspection.texts.windows import model_length
+from headwise.inspection.texts.windows import model_length, require_texts
 from headwise.integrations.layer_weights import LayerWeights
 from headwise.integrations.transformers_attention import is_transformers_model
 
@@ -42,6 +43,7 @@ ON_REPEATS = ("induction", "duplicate")
 IN_ANY_ORDER = ("self", UNIFORM)  # shuffling the tokens says nothing about them
 NUM_REPEATS = 4
 UNKNOWN = Score(None, 0)
+NOT_PROBED = "Roles are probed in the stack {} alone, not in {}."
 
 
 def probe_roles(
@@ -100,6 +102,7 @@ def probe_roles(
     Raises:
         ModelError: the model reads no token ids, or its attention cannot be read.
         TextError: there is no text or no tokenizer to read it with, or random texts or windows do not fit.
+        ConfigError: a number is none, or too small.
 
     Source: Clark et al. 2019, "What Does BERT Look At?", section 3; Voita et al. 2019, "Analyzing Multi-Head
     Self-Attention" (positional heads, rare words); Xiao et al. 2023, "Efficient Streaming Language Models with
@@ -107,6 +110,21 @@ def probe_roles(
     `role_rule`.
     """
     require_module(model)
+    if untrained is not None:
+        require_module(untrained)
+    sizes = {"batch_size": batch_size, "num_repeats": num_repeats, "num_random": num_random, "window": window}
+    for name, size in sizes.items():
+        if size is not None:
+            require_size(name, size)
+    require_size("seed", seed, minimum=0)
+    if first_id is not None:
+        require_size("first_id", first_id, minimum=0)
+    if stack is not None:
+        require_text("stack", stack)
+    if texts is not None:
+        require_texts(texts)
+    if progress is not None and not callable(progress):
+        raise ConfigError(f"progress must be a function of two numbers; got {shown(progress)}")
     known = read_vocabulary(model, vocabulary, first_id)
     if known.tokenizer is None and texts is not None:
         raise TextError(f"texts are read with a tokenizer; got {len(texts)} texts and a vocabulary of {vocabulary} ids")
@@ -164,6 +182,7 @@ def probe_roles(
         num_random=num_random,
         seed=seed,
         notes=(*notes, *probe.reader_notes),
+        stack=probe.probed_stack,
     )
 
 
@@ -196,6 +215,7 @@ class _Probe:
     progress: Progress | None
     num_done: int = 0
     reader_notes: tuple[str, ...] = ()
+    probed_stack: str | None = None
 
     def read(self, source: Source) -> _Reading:
         generator = torch.Generator().manual_seed(self.seed)
@@ -226,6 +246,10 @@ class _Probe:
                 self.progress(self.num_done, self.num_passes)
         if model is self.model:
             self.reader_notes = tuple(reader.notes)
+            others = [each.name for each in reader.reader.stacks if each != reader.stack]
+            if others:
+                self.probed_stack = reader.stack.name
+                self.reader_notes += (NOT_PROBED.format(self.probed_stack, " and ".join(others)),)
         return layers
 
 

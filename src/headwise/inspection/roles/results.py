@@ -98,6 +98,7 @@ class RoleProbe(Result):
         num_repeats, num_random: random texts that induction and duplicates were read on, and the tokens of one copy.
         seed: of random texts, shuffles and random weights.
         notes: what a reader must know: no untrained model to compare with, windows.
+        stack: the stack of layers that was probed, where the model has several.
     """
 
     heads: tuple[HeadRoles, ...]
@@ -108,6 +109,7 @@ class RoleProbe(Result):
     num_random: int
     seed: int
     notes: tuple[str, ...] = ()
+    stack: str | None = None
 
     def head(self, layer: int, head: int) -> HeadRoles:
         """Return one head.
@@ -131,8 +133,10 @@ class RoleProbe(Result):
         held = self.held()
         windows = "1 window" if self.num_windows == 1 else f"{self.num_windows} windows"
         prose = f"{self.num_tokens} tokens in {windows} and " if self.num_windows else ""
+        holds = "role holds" if len(held) == 1 else "roles hold"
+        heads = f"{len(self.heads)} heads" + ("" if self.stack is None else f" of the stack {self.stack}")
         lines = [
-            f"{len(held)} {'role holds' if len(held) == 1 else 'roles hold'} among {len(self.heads)} heads, read on "
+            f"{len(held)} {holds} among {heads}, read on "
             f"{prose}{self.num_repeats} texts of {self.num_random} random tokens that come twice"
         ]
         lines += [_line(head, role) for head, role in held[:MAX_LISTED]]

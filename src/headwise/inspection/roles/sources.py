@@ -135,8 +135,6 @@ def random_repeats(
         room = min(room, (max_length - (vocabulary.first_id is not None)) // 2)
     if num_random is None:
         num_random = min(NUM_RANDOM, room)
-    if num_texts < 1:
-        raise TextError(f"num_repeats must be at least 1; got {num_texts}")
     if not 2 <= num_random <= room:
         raise TextError(
             f"num_random must be from 2 to {room}: {len(vocabulary.drawable)} different tokens can be drawn, and two "

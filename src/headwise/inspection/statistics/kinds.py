@@ -1,16 +1,10 @@
 """What the tokens of a batch are: padding, separators."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Int
-from torch import Tensor, nn
-
-from headwise.inspection.capture.quiet_passes import Inputs
-from headwise.inspection.capture.told_tokens import told_tokens
-from headwise.integrations.transformers_attention import is_transformers_model
-from headwise.integrations.wrappers import unwrapped
+from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,11 +45,3 @@ class TokenKinds:
         places = None if self.places is None else self.places.to(device)
         keys = None if self.real_keys is None else self.real_keys.to(device)
         return TokenKinds(self.real.to(device), self.separators.to(device), places, keys)
-
-
-def told_padding(module: nn.Module, inputs: Inputs) -> Bool[Tensor, "batch seq_len"] | None:
-    """Return which tokens are no padding, where a Hugging Face model is told so by its `attention_mask`; else None."""
-    module = unwrapped(module)
-    if isinstance(inputs, Mapping) and is_transformers_model(module):
-        return told_tokens(module, (), inputs)
-    return None

@@ -13,7 +13,7 @@ from headwise.inspection.relations.relation import Relation, require_tokens
 from headwise.inspection.statistics.kinds import TokenKinds
 from headwise.inspection.texts.generated import generated_ids, require_writer
 from headwise.inspection.texts.tokens import label_by_decoding
-from headwise.inspection.texts.windows import Window, cut_into_windows, model_length, require_window
+from headwise.inspection.texts.windows import UNKNOWN_LENGTH, Window, cut_into_windows, model_length, require_window
 
 MANY_UNKNOWN = 0.1  # share of unknown tokens from which a text is foreign to the tokenizer
 
@@ -98,7 +98,7 @@ def in_windows(
     """
     longest = model_length(model, tokenizer)
     if window is None:
-        window = longest
+        window = UNKNOWN_LENGTH if longest is None else longest
     require_window(window, None if turns_positions(model) else longest)
     windows, num_cut = cut_into_windows(tokenizer, texts, window=window, max_length=max_length)
     require_shown(show, len(texts))

@@ -1,5 +1,6 @@
 """Tokens that a model writes itself, greedily."""
 
+import copy
 from typing import Any
 
 from jaxtyping import Int
@@ -7,9 +8,23 @@ from torch import Tensor
 
 from headwise.errors import ModelError
 from headwise.inspection.capture.quiet_passes import Inputs, quietly
+from headwise.integrations.transformers_logs import without_advice
 
-# what a checkpoint may say of how to draw tokens, none of which is wanted
-GREEDY = {"do_sample": False, "num_beams": 1, "temperature": None, "top_k": None, "top_p": None}
+# what a checkpoint may say of how to draw tokens and of what to return, none of which is wanted
+GREEDY = {
+    "do_sample": False,
+    "num_beams": 1,
+    "num_return_sequences": 1,
+    "temperature": None,
+    "top_k": None,
+    "top_p": None,
+    "penalty_alpha": 0.0,  # contrastive search
+    "return_dict_in_generate": False,
+    "output_attentions": False,
+    "output_hidden_states": False,
+    "output_scores": False,
+    "output_logits": False,
+}
 
 
 def generated_ids(model: Any, inputs: Inputs, count: int, pad_id: int) -> list[list[int]]:
@@ -30,10 +45,11 @@ def generated_ids(model: Any, inputs: Inputs, count: int, pad_id: int) -> list[l
         ModelError: the model does not write.
     """
     require_writer(model)
-    with quietly(model):
-        ids: Int[Tensor, "batch length"] = model.generate(
-            **dict(inputs), max_new_tokens=count, pad_token_id=pad_id, **GREEDY
-        )
+    told = copy.deepcopy(model.generation_config)  # one of our own: transformers checks the model's before keywords
+    for name, value in {**GREEDY, "max_new_tokens": count, "pad_token_id": pad_id}.items():
+        setattr(told, name, value)
+    with quietly(model), without_advice():
+        ids: Int[Tensor, "batch length"] = model.generate(**dict(inputs), generation_config=told)
     given = 1 if model.config.is_encoder_decoder else dict(inputs)["input_ids"].shape[1]
     end = getattr(model.generation_config, "eos_token_id", None)
     ends = set(end) if isinstance(end, list) else {end}

@@ -59,7 +59,11 @@ def in_pairs(
     if targets is not None and generate is not None:
         raise TextError("the decoder reads targets, or what the model generates itself; got both")
     if targets is not None and len(targets) != len(texts):
-        raise TextError(f"every text must have its target; got {len(texts)} texts and {len(targets)} targets")
+        counts = [
+            f"{len(each)} {name}{'' if len(each) == 1 else 's'}"
+            for each, name in ((texts, "text"), (targets, "target"))
+        ]
+        raise TextError(f"every text must have its target; got {' and '.join(counts)}")
     longest = model_length(model, tokenizer)
     limit = min((each for each in (longest, max_length) if each is not None), default=None)
     windows, num_cut = cut_into_windows(tokenizer, texts, window=None, max_length=limit)

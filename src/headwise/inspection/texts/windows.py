@@ -4,9 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from headwise.config.checks import shown
 from headwise.errors import TextError
 from headwise.inspection.texts.tokens import label_by_decoding, label_by_offsets, name_token
 
+UNKNOWN_LENGTH = (
+    512  # tokens that are read at once where neither model nor tokenizer says how many: T5 was trained on so many
+)
 NO_LIMIT = 10**9  # tokenizers without a length write a huge number (1e30) instead
 
 
@@ -45,6 +49,29 @@ def require_window(window: int | None, longest: int | None) -> None:
         raise TextError(f"window must not exceed the {longest} tokens that the model reads at once; got {window}")
 
 
+def require_texts(texts: object, *, name: str = "texts") -> None:
+    """Refuse what is no sequence of texts, or holds none.
+
+    Args:
+        texts: what came.
+        name: of the argument.
+
+    Raises:
+        TextError: it is none, or a text holds half of a surrogate pair, as one of bytes that are no UTF-8 does.
+    """
+    is_sequence = isinstance(texts, Sequence) and not isinstance(texts, str | bytes)
+    if not is_sequence or not texts or not all(isinstance(text, str) for text in texts):  # type: ignore[attr-defined]
+        raise TextError(f"{name} must be a sequence of at least one text, each a str; got {shown(texts)}")
+    for number, text in enumerate(texts):  # type: ignore[arg-type, var-annotated]
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise TextError(
+                f"a text must be Unicode; text {number + 1} of {name} holds half of a surrogate pair at {error.start}, "
+                "as bytes that are no UTF-8 are read"
+            ) from None
+
+
 def cut_into_windows(
     tokenizer: Any,
     texts: Sequence[str],
@@ -70,8 +97,7 @@ def cut_into_windows(
     Raises:
         TextError: there is no text, one holds no token, or a window has no room for one.
     """
-    if isinstance(texts, str) or not texts:
-        raise TextError(f"texts must be a sequence of at least one text; got {texts!r:.60}")
+    require_texts(texts)
     tokenized = [_tokenize(tokenizer, text, as_target) for text in texts]
     for number, tokens in enumerate(tokenized):
         if not tokens:

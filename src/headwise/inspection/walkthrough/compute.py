@@ -57,7 +57,7 @@ def walk_through(
     steps: list[Step] = []
 
     def step(name: str, equation: str, values: object) -> None:
-        steps.append(Step(name=name, equation=equation, shape=_shape(values), values=_freeze(values)))
+        steps.append(Step(name=name, equation=equation, shape=_shape(values), values=freeze(values)))
 
     def step_of_heads(name: str, equation: str, heads: Sequence[Matrix]) -> None:
         step(name, equation, heads if num_heads > 1 else heads[0])
@@ -159,5 +159,6 @@ def _shape(values: object) -> tuple[int, ...]:
     return (len(values), *_shape(values[0])) if isinstance(values, Sequence) else ()
 
 
-def _freeze(values: object) -> object:
-    return tuple(_freeze(value) for value in values) if isinstance(values, Sequence) else float(values)  # type: ignore[arg-type]
+def freeze(values: object) -> object:
+    """Return numbers in lists of lists as tuples of tuples of floats."""
+    return tuple(freeze(value) for value in values) if isinstance(values, Sequence) else float(values)  # type: ignore[arg-type]

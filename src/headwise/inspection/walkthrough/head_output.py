@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from headwise.inspection.walkthrough.head_reading import HeadReading
-from headwise.inspection.walkthrough.steps import Steps
+from headwise.inspection.walkthrough.steps import KeptSteps
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -22,7 +22,7 @@ class Mixed:
     is_changed_after: bool = False
 
 
-def mix_values(reading: HeadReading, visible: Tensor, weights: Tensor, steps: Steps) -> Mixed:
+def mix_values(reading: HeadReading, visible: Tensor, weights: Tensor, steps: KeptSteps) -> Mixed:
     """Compute what each visible key brings to the head's output, and hold it against what the projection reads."""
     real = None if reading.output is None else reading.output.double()
     if reading.values is None or reading.query_vector is None:

@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from headwise.errors import ModelError, TextError
 from headwise.inspection.ablation.chosen_heads import projections_of
 from headwise.inspection.capture.quiet_passes import Inputs
-from headwise.inspection.capture.readers import Reader, open_reader
-from headwise.inspection.statistics.kinds import told_padding
+from headwise.inspection.capture.readers import OneStack, open_reader
+from headwise.inspection.texts.stack_tokens import told_kinds
 from headwise.integrations.head_outputs import edit_heads
-from headwise.integrations.layer_weights import GivenWeights, LayerWeights, ProjectedWeights, RowsOf
+from headwise.integrations.input_projections import as_linear
+from headwise.integrations.layer_weights import LayerWeights, ProjectedWeights, RowsOf
 from headwise.integrations.output_projection import OutputProjection
+from headwise.integrations.wrappers import unwrapped
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -31,6 +33,7 @@ class HeadReading:
         query: number of the query.
         num_queries: number of queries, without padding.
         num_keys: number of keys, without padding.
+        is_cross: whether keys are of other tokens than queries (cross-attention).
         weights: of the query, as `read_weights` gives them.
         visible: which keys it may read.
         query_vector: (D,) positions already applied.
@@ -52,6 +55,7 @@ class HeadReading:
     query: int
     num_queries: int
     num_keys: int
+    is_cross: bool = False
     weights: Float[Tensor, " keys"]
     visible: Bool[Tensor, " keys"]
     query_vector: Float[Tensor, " head_dim"] | None = None
@@ -81,18 +85,20 @@ def read_head(
 
     Args:
         model: as of `open_reader`.
-        inputs: of one forward pass.
+        inputs: of one forward pass. Padding is told as of `inspect_inputs`, of each stack's own tokens.
         query: number of the token that reads, without padding. Default: the last token where queries see earlier keys
             only, else the middle one.
         layer, head: which one, from 0. Default: of those that are left open the one that puts the largest weight on one
             token other than the query itself and those of `passed_over`.
         stack: as of `open_reader`.
-        passed_over: numbers of tokens on which much weight says little: the first (a sink), separators.
+        passed_over: numbers of tokens on which much weight says little: the first (a sink), separators. In
+            cross-attention none is passed over.
 
     Raises:
         ModelError: the model's attention cannot be read, or there is no such layer or head.
         TextError: there is no such token.
     """
+    model = unwrapped(model) if isinstance(model, nn.Module) else model
     reader = open_reader(model, inputs, stack=stack)
     places = _find_places(model, reader, inputs, query)
     catch = _Catch(places, layer, head, passed_over)
@@ -119,35 +125,47 @@ def read_head(
 
 @dataclass(frozen=True, kw_only=True)
 class _Places:
-    """Where the tokens of the first text stand: `own` its columns without padding; `column` that of the query."""
+    """Where the tokens of the first text stand.
+
+    Args:
+        own: the queries without padding.
+        own_keys: the keys without padding: the same tokens, or those of the other text.
+        is_cross: whether they are of another text.
+        query: number of the query among `own`.
+        column: where it stands among all queries.
+    """
 
     own: list[int]
+    own_keys: list[int]
+    is_cross: bool
     query: int
     column: int
 
 
-def _find_places(model: nn.Module, reader: Reader, inputs: Inputs, query: int | None) -> _Places:
-    """Find the text's tokens among its padding, and the query among them, by one more pass."""
-    seen: list[tuple[Tensor | None, tuple[int, int, int, int], bool]] = []
-
-    def look(number: int, layer: LayerWeights) -> None:
-        if number == 0:
-            visible = layer.block(0, 1).visible[0, :, 0]
-            seen.append((layer.real_tokens, layer.shape, bool(visible[..., 1:].any())))
-
-    reader.read(inputs, look)
-    told, (_, _, query_len, key_len), sees_ahead = seen[0]
-    real = told_padding(model, inputs)
-    real = told if real is None else real
-    is_own = query_len == key_len and real is not None and real.shape[1] == query_len
-    own = real[0].nonzero().flatten().tolist() if is_own and real is not None else list(range(query_len))
+def _find_places(model: nn.Module, reader: OneStack, inputs: Inputs, query: int | None) -> _Places:
+    """Find the text's tokens among its padding, and the query among them, by one more pass, or two."""
+    kinds = told_kinds(model, reader.reader, inputs)[reader.stack.name]
+    own, own_keys = (real[0].nonzero().flatten().tolist() for real in (kinds.real, kinds.keys))
     if not own:
         raise TextError("a text must hold at least one token; this one is all padding")
     if query is None:
-        query = len(own) // 2 if sees_ahead else len(own) - 1
+        query = len(own) // 2 if _sees_ahead(reader, inputs) else len(own) - 1
     if not 0 <= query < len(own):
         raise TextError(f"the token asked about must be one of the text's, from 0 to {len(own) - 1}; got {query}")
-    return _Places(own=own, query=query, column=own[query])
+    return _Places(own=own, own_keys=own_keys, is_cross=kinds.is_cross, query=query, column=own[query])
+
+
+def _sees_ahead(reader: OneStack, inputs: Inputs) -> bool:
+    """Tell whether the first query of the first text may read a later key."""
+    found = False
+
+    def look(number: int, layer: LayerWeights) -> None:
+        nonlocal found
+        if number == 0:
+            found = bool(layer.block(0, 1).visible[0, :, 0, 1:].any())
+
+    reader.read(inputs, look)
+    return found
 
 
 class _Catch:
@@ -174,9 +192,9 @@ class _Catch:
             )
         if self.head is not None and not 0 <= self.head < num_heads:
             raise ModelError(f"head must be a number from 0 to {num_heads - 1}; got {self.head}")
-        column = torch.tensor([[self.places.column]] * num_texts, device=_device(layer))
+        column = torch.tensor([[self.places.column]] * num_texts, device=layer.device)
         weights = layer.of_rows(column).block(0, 1).weights[0, :, 0].nan_to_num(-1.0)  # (H, S)
-        if query_len == key_len and key_len > len(set(self.passed_over)):
+        if not self.places.is_cross and key_len > len(set(self.passed_over)):
             weights[:, self.passed_over] = -1.0
         strongest = weights.amax(dim=-1)
         head = int(strongest.argmax()) if self.head is None else self.head
@@ -202,12 +220,11 @@ def _to_reading(
     notes: tuple[str, ...],
 ) -> HeadReading:
     layer, head = place
-    _, num_heads, query_len, key_len = catch.shape
+    _, num_heads, _, key_len = catch.shape
     block = found.block(0, 1)
-    own = catch.places.own
-    is_self = query_len == key_len
-    order = [*own, *(column for column in range(key_len) if column not in set(own))] if is_self else range(key_len)
-    columns = torch.tensor(list(order), device=block.weights.device)
+    places = catch.places
+    padding = sorted(set(range(key_len)) - set(places.own_keys))
+    columns = torch.tensor([*places.own_keys, *padding], device=block.weights.device)
     told: dict[str, object] = {}
     kv_head = None
     if isinstance(found, ProjectedWeights):
@@ -228,9 +245,10 @@ def _to_reading(
         head=head,
         kv_head=kv_head,
         num_layers=catch.num_layers,
-        query=catch.places.query,
-        num_queries=len(own),
-        num_keys=len(own) if is_self else key_len,
+        query=places.query,
+        num_queries=len(places.own),
+        num_keys=len(places.own_keys),
+        is_cross=places.is_cross,
         weights=block.weights[0, 0, 0, columns],
         visible=block.visible[0, 0, 0, columns],
         output=output,
@@ -253,11 +271,10 @@ def _output_of(
         module = module.out_proj
     else:
         holder = holder.rpartition(".")[0]
-    weight = getattr(module, "weight", None)
+    linear = as_linear(module)
     rows = None
-    if isinstance(weight, Tensor) and weight.dim() == 2 and weight.is_floating_point():
-        # transformers' Conv1D keeps its weight as it multiplies, a linear map the other way round
-        by_input = weight if type(module).__name__ == "Conv1D" else weight.T
+    if linear is not None and linear.weight.is_floating_point():
+        by_input = linear.weight if linear.is_transposed else linear.weight.T
         rows = by_input.detach()[head * size : (head + 1) * size]
     return outputs[layer][head], rows if rows is not None and len(rows) == size else None, holder
 
@@ -266,7 +283,3 @@ def _row(term: Tensor | RowsOf, key_len: int) -> Float[Tensor, " keys"]:
     """Return the one row of a bias of one query of one head."""
     row = term if isinstance(term, Tensor) else term(torch.arange(1))
     return row.expand(1, 1, 1, key_len)[0, 0, 0]
-
-
-def _device(layer: LayerWeights) -> torch.device:
-    return (layer.weights if isinstance(layer, GivenWeights) else layer.query).device

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headwise.inspection.walkthrough.head_reading import HeadReading
-from headwise.inspection.walkthrough.steps import Steps
+from headwise.inspection.walkthrough.steps import KeptSteps
 from headwise.ops.scores import cap_scores
 
 
@@ -36,7 +36,7 @@ class Scored:
         }
 
 
-def score_keys(reading: HeadReading, visible: Tensor, steps: Steps) -> Scored | None:
+def score_keys(reading: HeadReading, visible: Tensor, steps: KeptSteps) -> Scored | None:
     """Compute scores and weights from the query and the keys; None where the layer did not tell them."""
     if reading.query_vector is None or reading.keys is None or reading.scale is None:
         return None

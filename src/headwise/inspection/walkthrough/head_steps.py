@@ -1,6 +1,5 @@
 """The arithmetic of one query of one head, in float64, step by step: from `q . k` to what the head puts out."""
 
-import math
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -11,8 +10,8 @@ from headwise.inspection.walkthrough.head_parts import contrast_of, explain_scor
 from headwise.inspection.walkthrough.head_reading import HeadReading
 from headwise.inspection.walkthrough.head_scores import Scored, score_keys
 from headwise.inspection.walkthrough.pairs import RotationPairs
-from headwise.inspection.walkthrough.results import ExplainedKey, ExplainedScore, HeadExplanation
-from headwise.inspection.walkthrough.steps import Steps
+from headwise.inspection.walkthrough.results import ExplainedKey, ExplainedScore, HeadExplanation, or_zero
+from headwise.inspection.walkthrough.steps import KeptSteps
 
 PADDING = "(padding)"
 NOT_TOLD = (
@@ -61,13 +60,13 @@ def explain_reading(
     labels = _labels(reading, key_tokens if key_tokens is not None else tokens)
     visible = reading.visible.nonzero().flatten()
     seen = visible.tolist()
-    steps = Steps()
+    steps = KeptSteps()
     mass = reading.weights.double()[visible]
     scored = score_keys(reading, visible, steps)
     if scored is None:
         steps.add("mask", "1 = the query may read the key", reading.visible.double())
         steps.add("weights", "as the layer returns them", mass)
-    heaviest = sorted(range(len(seen)), key=lambda at: (-_or_zero(float(mass[at])), at))
+    heaviest = sorted(range(len(seen)), key=lambda at: (-or_zero(float(mass[at])), at))
     scores: tuple[ExplainedScore, ...] = ()
     if scored is not None:
         told = scored.by_key(seen)
@@ -102,7 +101,7 @@ def explain_reading(
     )
 
 
-def _add_parts(reading: HeadReading, chosen: Sequence[int], pairs: RotationPairs | None, steps: Steps) -> None:
+def _add_parts(reading: HeadReading, chosen: Sequence[int], pairs: RotationPairs | None, steps: KeptSteps) -> None:
     assert reading.query_vector is not None and reading.keys is not None
     products = reading.query_vector.double() * reading.keys.double()[list(chosen)]
     numbers = ", ".join(map(str, chosen))
@@ -161,7 +160,3 @@ def _notes_on(reading: HeadReading, scored: Scored | None, seen: Sequence[int], 
     if scored is not None and (num_bad := int((~scored.scores.isfinite()).sum())):
         notes.append(f"{num_bad} of {len(seen)} scores are not finite.")
     return notes
-
-
-def _or_zero(weight: float) -> float:
-    return 0.0 if math.isnan(weight) else weight

@@ -1,11 +1,19 @@
 """An explanation of one head as plain text: the keys with their weights, then what made their scores."""
 
-import math
 from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len, set_cell_size
 
-from headwise.inspection.walkthrough.results import ExplainedKey, HeadExplanation, ScorePart
+from headwise.inspection.walkthrough.results import (
+    HeadExplanation,
+    ScorePart,
+    format_percent,
+    format_signed,
+    format_wavelength,
+    or_zero,
+    order_brought,
+    order_keys,
+)
 
 COLUMNS = 80
 MAX_KEYS = 12
@@ -32,7 +40,7 @@ def write_explanation(told: HeadExplanation) -> str:
 
 def name_key(index: int, token: str) -> str:
     """Write a token's number and its word; a token without a word is its number."""
-    word = "".join(sign if sign.isprintable() else "\ufffd" for sign in token)
+    word = _safe(token)
     return str(index) if word == str(index) else f"{index} {word}"
 
 
@@ -40,30 +48,6 @@ def _named(index: int, token: str) -> str:
     """Write a token in a sentence, cut where it is long."""
     name = name_key(index, token)
     return name if cell_len(name) <= TOKEN_CELLS else _fit(name, TOKEN_CELLS)
-
-
-def order_keys(told: HeadExplanation) -> list[ExplainedKey]:
-    """Return the keys, the heaviest first."""
-    return sorted(told.keys, key=lambda key: (-_or_zero(key.weight), key.index))
-
-
-def format_signed(number: float | None, decimals: int = 3) -> str:
-    """Write a number with its sign where that is minus; large or tiny ones with a power of ten; – for None."""
-    if number is None:
-        return "–"
-    if number and not 10**-decimals / 2 <= abs(number) < 10**5:
-        return f"{number:.2e}"
-    return f"{number:.{decimals}f}"
-
-
-def format_percent(share: float | None) -> str:
-    """Write a share as percent, what rounds to nothing without a sign; – for None."""
-    return "–" if share is None else f"{round(100 * share, 1) + 0.0:.1f}%"  # -0.0 + 0.0 = 0.0
-
-
-def format_wavelength(wavelength: float) -> str:
-    """Write a number of tokens: 6.283, 213,546."""
-    return f"{wavelength:.4g}" if wavelength < 1000 else f"{wavelength:,.0f}"
 
 
 def name_dimensions(part: ScorePart) -> str:
@@ -149,7 +133,7 @@ def _part_lines(parts: Sequence[ScorePart], whole: float) -> Iterator[str]:
         total += part.score
         products = " ".join(format_signed(product, 2) for product in part.products)
         row = [name_dimensions(part), products, format_signed(part.score), format_signed(total)]
-        rows.append([*row, *([_turns(part.wavelength)] if has_pairs else [])])
+        rows.append([*row, *([format_wavelength(part.wavelength)] if has_pairs else [])])
     if rest := parts[MAX_PARTS:]:
         added = sum(part.score for part in rest)
         blank = [""] if has_pairs else []
@@ -166,7 +150,7 @@ def _output_lines(told: HeadExplanation) -> Iterator[str]:
     if not keys:
         return
     has_written = keys[0].written is not None
-    ordered = sorted(keys, key=lambda key: -_or_zero(key.written if has_written else key.contribution))
+    ordered = order_brought(told)
     head = ["key", "weight", "|v|", "weight*|v|", *(["|weight*v@w_o|"] if has_written else []), "share"]
     rows = []
     for key in ordered[:MAX_KEYS]:
@@ -174,7 +158,7 @@ def _output_lines(told: HeadExplanation) -> Iterator[str]:
         row += [format_signed(key.contribution), *([format_signed(key.written)] if has_written else [])]
         rows.append([*row, format_percent(key.share)])
     if rest := ordered[MAX_KEYS:]:
-        share = format_percent(None if rest[0].share is None else sum(_or_zero(key.share) for key in rest))
+        share = format_percent(None if rest[0].share is None else sum(or_zero(key.share) for key in rest))
         blank = [""] * (len(head) - 3)
         rows.append([f"{len(rest)} others", format_signed(sum(key.weight for key in rest)), *blank, share])
     yield from _table(head, rows)
@@ -219,11 +203,7 @@ def _chop(word: str) -> list[str]:
 
 
 def _bar(weight: float) -> str:
-    return BAR * round(BAR_CELLS * _or_zero(weight))
-
-
-def _turns(wavelength: float | None) -> str:
-    return "" if wavelength is None else f"{format_wavelength(wavelength)} tokens"
+    return BAR * round(BAR_CELLS * or_zero(weight))
 
 
 def _count(parts: Sequence[ScorePart]) -> str:
@@ -251,7 +231,3 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 def _safe(text: str) -> str:
     return "".join(sign if sign.isprintable() else "\ufffd" for sign in text)
-
-
-def _or_zero(number: float | None) -> float:
-    return 0.0 if number is None or math.isnan(number) else number

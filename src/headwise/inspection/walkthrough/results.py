@@ -1,5 +1,6 @@
-"""What an explanation of one head answers with: the keys of one query, and which dimensions made their scores."""
+"""What an explanation of one head answers with, and how its numbers are written, in the terminal and on the page."""
 
+import math
 from dataclasses import dataclass
 
 from headwise.inspection.results import Walkthrough
@@ -147,3 +148,44 @@ class HeadExplanation(Walkthrough):
         from headwise.inspection.walkthrough.head_text import write_explanation
 
         return write_explanation(self)
+
+
+def or_zero(number: float | None) -> float:
+    """Return a number, 0 for None and NaN."""
+    return 0.0 if number is None or math.isnan(number) else number
+
+
+def order_keys(told: HeadExplanation) -> list[ExplainedKey]:
+    """Return the keys, the heaviest first."""
+    return sorted(told.keys, key=lambda key: (-or_zero(key.weight), key.index))
+
+
+def order_brought(told: HeadExplanation) -> list[ExplainedKey]:
+    """Return the keys, first the one that brings most: by what is written where that is known."""
+    return sorted(order_keys(told), key=lambda key: -or_zero(key.contribution if key.written is None else key.written))
+
+
+def format_signed(number: float | None, decimals: int = 3) -> str:
+    """Write a number with its sign where that is minus; large or tiny ones with a power of ten; – for None."""
+    if number is None:
+        return "–"
+    if math.isfinite(number) and number and not 10**-decimals / 2 <= abs(number) < 10**5:
+        return f"{number:.2e}"
+    return f"{number:.{decimals}f}"
+
+
+def format_percent(share: float | None) -> str:
+    """Write a share as percent, what rounds to nothing without a sign; – for None."""
+    return "–" if share is None else f"{round(100 * share, 1) + 0.0:.1f}%"  # -0.0 + 0.0 = 0.0
+
+
+def format_wavelength(wavelength: float | None) -> str:
+    """Write after how many tokens a pair has turned once: 6.283 tokens, 213,546 tokens; nothing for None."""
+    if wavelength is None:
+        return ""
+    return f"{wavelength:.4g} tokens" if wavelength < 1000 else f"{wavelength:,.0f} tokens"
+
+
+def format_number(number: float, *, whole: bool | None = None) -> str:
+    """Write a number with four decimals, or none where it is whole: with `whole` where all its neighbours are."""
+    return str(int(number)) if (number == int(number) if whole is None else whole) else f"{number:.4f}"

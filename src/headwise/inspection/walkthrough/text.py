@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from headwise.inspection.results import Step, Variant, Walkthrough
+from headwise.inspection.walkthrough.results import format_number
 
 COLUMNS = 80
 INDENT = "    "
@@ -56,8 +57,3 @@ def _write_matrix(matrix: Sequence[Sequence[float]]) -> Iterator[str]:
             if len(INDENT + line) > COLUMNS
             else [INDENT + line]
         )
-
-
-def format_number(number: float, *, whole: bool) -> str:
-    """Write a number with four decimals, or none where all its neighbours are whole."""
-    return str(int(number)) if whole else f"{number:.4f}"

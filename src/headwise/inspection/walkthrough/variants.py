@@ -56,7 +56,7 @@ def explain_example(name: str = "two-tokens") -> Walkthrough:
     Raises:
         ConfigError: there is no such example.
     """
-    if name not in EXAMPLES:
+    if not isinstance(name, str) or name not in EXAMPLES:
         raise ConfigError(f"example must be one of {', '.join(EXAMPLES)}; got {name!r}")
     example = EXAMPLES[name]
     whole = _walk(example)

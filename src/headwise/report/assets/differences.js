@@ -14,7 +14,23 @@ const paintDiverging = (element, share) => {
   element.style.color = share === null ? "" : inkOver(divergingShade(share));
 };
 
-const digitsOf = (size) => (size >= 99.95 ? 0 : size >= 9.995 ? 1 : size >= 0.0995 ? 2 : 3);
+// Digits behind the point: two that say something, of any size that is met.
+const digitsOf = (size) => {
+  if (size >= 0.0995 || size === 0) return size >= 99.95 ? 0 : size >= 9.995 ? 1 : 2;
+  return Math.min(MOST_DIGITS, 1 - Math.floor(Math.log10(1.005 * size)));
+};
+
+// A number without a sign, in the digits of the largest beside it.
+const unsigned = (value, largest, unit = "") => {
+  if (value === null) return "–";
+  return `${value ? value.toFixed(digitsOf(largest)) : "0"}${unit && ` ${unit}`}`;
+};
+
+// A bound: rounded up, so that it holds as it is written.
+const bound = (value) => {
+  const digits = digitsOf(value);
+  return (Math.ceil(value * 10 ** digits - 1e-6) / 10 ** digits).toFixed(digits);
+};
 
 // A number with its sign, in digits enough for a small change to be seen.
 const signed = (value, statistic, withUnit = false, digits = digitsOf(Math.abs(value ?? 0))) => {
@@ -24,6 +40,7 @@ const signed = (value, statistic, withUnit = false, digits = digitsOf(Math.abs(v
   return `${sign}${Number(text) === 0 ? "0" : text}${withUnit && statistic.unit ? ` ${statistic.unit}` : ""}`;
 };
 
+const MOST_DIGITS = 6;
 const DIVERGENCE = { label: "Divergence", unit: "nats", about: "mean Jensen-Shannon divergence of the head's weights in A and in B: 0 if it reads alike, 0.69 if it reads no key twice", role: false };
 
 const differenceView = {
@@ -128,7 +145,7 @@ const differenceView = {
     this.index = Number(chosen);
     this.statistic = this.isDivergence ? DIVERGENCE : statistics[this.index];
     const off = Math.max(...this.changes.map((change) => change.off ?? 0));
-    const exactness = this.isDivergence && off ? ` Maps keep 8 bits of a weight, so it is off by ${off.toFixed(2)} nats at most.` : "";
+    const exactness = this.isDivergence && off ? ` Maps keep 8 bits of a weight, so it is off by ${bound(off)} nats at most.` : "";
     byId("difference-about").textContent = this.statistic ? `${this.statistic.label}: ${this.statistic.about}.${exactness}` : "";
     this.makeTable();
     this.paint();
@@ -141,14 +158,14 @@ const differenceView = {
   paint() {
     if (!this.statistic) return;
     const largest = this.changes.reduce((most, change) => Math.max(most, Math.abs(this.changeOf(change) ?? 0)), 0);
-    const write = (value) => (this.isDivergence ? format(value, this.statistic, true) : signed(value, this.statistic, true));
+    const write = (value) => (this.isDivergence ? unsigned(value, largest, this.statistic.unit) : signed(value, this.statistic, true));
     byId("difference-low").textContent = this.isDivergence ? "0" : write(-largest);
     byId("difference-high").textContent = write(largest);
     this.paintRamp();
     this.changes.forEach((change) => {
       const value = this.changeOf(change);
       const share = value === null ? null : largest ? value / largest : 0;
-      change.cell.textContent = this.isDivergence ? format(value, this.statistic) : signed(value, this.statistic, false, digitsOf(largest));
+      change.cell.textContent = this.isDivergence ? unsigned(value, largest) : signed(value, this.statistic, false, digitsOf(largest));
       if (this.isDivergence) paintShade(change.cell, share);
       else paintDiverging(change.cell, share);
       change.cell.setAttribute("aria-label", `Layer ${change.head.layer}, head ${change.head.head}: ${this.statistic.label} ${write(value)}`);
@@ -176,12 +193,13 @@ const differenceView = {
         ({ differences }) => make("td", {}, make("strong", {}, signed(differences[index], statistic)))),
     ];
     const hasDivergence = this.changes.some((change) => change.divergence !== null);
+    const farthest = Math.max(0, ...this.changes.map((change) => change.divergence ?? 0));
     const columns = [
       named("Layer", null, ({ head }) => head.layer, ({ head }) => make("td", {}, String(head.layer)), false),
       named("Head", null, ({ head }) => head.head, (change) => make("td", {}, this.makeLink(change)), false),
       ...ofStatistic,
       ...(hasDivergence ? [named("Divergence", `${DIVERGENCE.about}, in nats`, ({ divergence }) => divergence,
-        ({ divergence }) => make("td", {}, format(divergence, DIVERGENCE)))] : []),
+        ({ divergence }) => make("td", {}, unsigned(divergence, farthest)))] : []),
       named("Overall", "mean change of all statistics", ({ overall }) => overall,
         ({ overall }) => make("td", {}, overall === null ? "–" : formatShare(overall))),
     ];

@@ -25,6 +25,9 @@ const makeToken = (text) => {
 // Not by the style sheet: where it draws a first letter of its own, a name of one letter is none for a screen reader.
 const capitalised = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
+// A number with what is counted: 1 head, 1,024 heads.
+const counted = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
+
 // A labelled number with a bar; `fraction` from 0 to 1, null where the number is not known.
 const makeMeter = (label, text, fraction, extra = "") => {
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
@@ -52,7 +55,7 @@ const roveFocus = (container, items, stepOf) => {
   };
   items.forEach((item, index) => {
     item.tabIndex = index === 0 ? 0 : -1;
-    item.addEventListener("focus", () => moveTo(index));
+    item.onfocus = () => moveTo(index); // one alone: the same items may come again in another order
   });
   container.onkeydown = (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || !items.length) return;

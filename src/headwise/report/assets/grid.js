@@ -85,7 +85,7 @@ const gridView = {
       make("tr", {}, make("th", { scope: "row" }, label), ...cells.map((cell) => make("td", {}, ...(cell ? [cell.button] : []))))));
     byId("grid").replaceChildren(make("thead", {}, header), body);
     byId("grid").style.setProperty("--columns", header.childElementCount - 1);
-    byId("grid-count").textContent = seen.length === this.cells.length ? `${seen.length} heads` : `${seen.length} of ${this.cells.length} heads`;
+    byId("grid-count").textContent = `${seen.length === this.cells.length ? "" : `${seen.length} of `}${counted(this.cells.length, "head")}`;
     this.startKeys();
   },
 

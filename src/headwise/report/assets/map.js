@@ -90,15 +90,22 @@ const bigMap = {
     byId("map-side").hidden = !this.sources.length;
     if (!this.sources.length) return;
     byId("map-source").replaceChildren(...this.sources.map((map, index) => make("option", { value: index },
-      map.tile > 1 ? `the whole text, ${map.tile} tokens a cell` : `the first ${map.numQueries.toLocaleString("en")} tokens, exactly`)));
+      map.tile > 1 ? `the whole text, ${map.tile} tokens a cell` : `the first ${counted(map.numQueries, "token")}, exactly`)));
     byId("map-source-box").hidden = this.sources.length === 1;
     const kept = this.source < this.sources.length ? this.source : 0;
     this.use(kept, true);
   },
 
-  // Draw from one of the sources; from one head to the next the same part of the map stays in sight.
+  // Draw from one of the sources; from one head to the next the same part of the map stays in sight. From tiles to
+  // tokens and back the same tokens stay pointed at: of a tile the chosen query, else its first.
   use(source, keepZoom = false) {
     const map = shownMap(this.part, this.head, this.sources[source]);
+    const before = this.map?.tile ?? map.tile;
+    if (map.tile !== before) {
+      const isChosen = chosen.side === "query" && Math.floor(chosen.index / before) === this.row;
+      this.row = Math.floor((isChosen ? chosen.index : this.row * before) / map.tile);
+      this.column = Math.floor((this.column * before) / map.tile);
+    }
     this.source = source;
     byId("map-source").value = String(source);
     if (!keepZoom || !this.zoom || this.zoom.numRows !== map.numQueries || this.zoom.numColumns !== map.numKeys) {
@@ -136,8 +143,6 @@ const bigMap = {
   turnExact() {
     const { tile } = this.map;
     const { row, column, rows, columns } = this.zoom;
-    this.row *= tile;
-    this.column *= tile;
     this.use(1);
     this.zoom.rows = Math.min(this.map.numQueries, rows * tile);
     this.zoom.columns = Math.min(this.map.numKeys, columns * tile);

@@ -87,13 +87,6 @@ const readersOf = (part, head, key) => {
   return { entries: entries.sort(byWeight), rest: null, exact };
 };
 
-// The weights of one query over all keys, 0 where they are not known.
-const rowOf = (part, head, query) => {
-  const row = new Float32Array(part.numKeys);
-  for (const { index, weight } of readsOf(part, head, query)?.entries ?? []) row[index] = weight;
-  return row;
-};
-
 // A map as it is shown: with all its keys, or without the first.
 const shownMap = (part, head, map) => {
   if (!map || map.tile > 1 || !reading.withoutFirst) return map;

@@ -20,7 +20,7 @@ const similarView = {
       tabindex: 0,
       role: "application",
       "aria-roledescription": "square of divergences",
-      "aria-label": `Layer ${layer}: how far apart its ${heads.length} heads are`,
+      "aria-label": `Layer ${layer}: how far apart its ${counted(heads.length, "head")} ${heads.length === 1 ? "is" : "are"}`,
       "aria-describedby": `similar-hint-${part.index}`,
     }, canvas);
     let at = [0, Math.min(1, heads.length - 1)];

@@ -45,7 +45,7 @@ const stepper = {
     const written = part.data.num_prompt_tokens + step - 1;
     byId("step-readout").replaceChildren(...(isStep
       ? [`Step ${step} of ${this.numSteps}: the model writes `, makePlace(part, "query", written), ", made from the row of ", makePlace(part, "query", token.index), ", the last token it had."]
-      : [`${part.data.num_prompt_tokens} tokens were given, the model wrote ${this.numSteps}: step through them.`]));
+      : [`${counted(part.data.num_prompt_tokens, "token")} ${part.data.num_prompt_tokens === 1 ? "was" : "were"} given, the model wrote ${this.numSteps}: step through them.`]));
     this.slider.setAttribute("aria-valuetext", byId("step-readout").textContent);
     if (this.step >= this.numSteps) this.stop();
   },
