@@ -1,3 +1,5 @@
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 import transformers
@@ -526,3 +528,32 @@ def test_places_that_no_part_of_their_path_tells_apart_have_their_whole_path_for
         ("other cross", 1),
     ]
     assert str(stacks[places[0]]) == "'a.b' (2 layers)"
+
+
+@pytest.mark.parametrize("alibi", [True, False])
+def test_a_model_that_computes_something_else_in_eager_mode_is_said_to(alibi):
+    torch.manual_seed(0)
+    config = transformers.FalconConfig(
+        vocab_size=53, hidden_size=12, num_attention_heads=3, num_hidden_layers=2, alibi=alibi, initializer_range=0.5
+    )
+    model = transformers.FalconModel(config).eval()
+    inputs = {"input_ids": torch.randint(53, (1, 7))}
+    notes = open_stacks(model, inputs).notes
+    said = [note for note in notes if "computes something else than as it is set (sdpa)" in note]
+    assert len(said) == alibi  # transformers' own: with ALiBi its two implementations differ
+    assert any("was read in eager mode" in note for note in notes)
+
+
+def test_threads_that_read_one_model_at_once_hear_their_own_passes():
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=53, hidden_size=12, num_attention_heads=3, num_hidden_layers=2, intermediate_size=7
+    )
+    model = transformers.BertModel(config).eval()
+    inputs = {"input_ids": torch.randint(53, (1, 7))}
+
+    def read_often(_):
+        return [[stack.num_layers for stack in open_stacks(model, inputs).stacks] for _ in range(8)]
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(read_often, range(3))) == [[[2]] * 8] * 3

@@ -43,10 +43,7 @@ def read_relations(path: Path, texts: Sequence[str]) -> dict[str, tuple[SpanPair
         read = json.loads(content.decode("utf-8-sig"), object_pairs_hook=_without_doubles)
     except TextError:
         raise
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # other bytes, no JSON, nested too deep, a number of thousands of digits
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError alone
         raise TextError(f"relations must be JSON in UTF-8; {path} is not: {error}") from None
     if not isinstance(read, dict) or not read:
         raise TextError(

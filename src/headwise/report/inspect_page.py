@@ -15,8 +15,10 @@ from headwise.report.heads_picture import heads_svg
 from headwise.report.heads_png import heads_png
 from headwise.report.html import render_html
 from headwise.report.page import HEAD_SCRIPTS, STYLES
-from headwise.report.page_data import heads_json, role_names_of, statistics_of
+from headwise.report.page_data import heads_json, role_names_of, saved_only, statistics_of
 from headwise.report.page_parts import parts_of
+
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")  # a spreadsheet runs a field that begins so
 
 
 def write_inspection(result: InspectedModel, path: str | os.PathLike[str]) -> Path:
@@ -51,20 +53,26 @@ def render_inspection(result: InspectedModel) -> str:
 def heads_csv(inspection: Inspection) -> str:
     """Return the statistics and roles of all heads, one a line, below a line of names; what is not known is empty.
 
-    Where there are several parts, the first column names that of the head.
+    Names are the fields of HeadStatistics and the roles, as in the page's own table for a spreadsheet. Where there are
+    several parts, the first column names that of the head, behind ' where a spreadsheet would take it for a formula.
     """
     roles, measured, parts = role_names_of(inspection), statistics_of(inspection), parts_of(inspection)
     written = io.StringIO()
     table = csv.writer(written, lineterminator="\n")
     first = ["part"] if len(parts) > 1 else []
-    table.writerow([*first, "layer", "head", *(statistic.name for statistic in measured), *roles])
+    fields = [*(statistic.name for statistic in measured), *saved_only(inspection)]
+    table.writerow([*first, "layer", "head", *fields, *roles])
     for part in parts:
         for head in part.inspection.heads:
             scores = {role.name: role.score for role in head.roles}
-            values = [getattr(head, statistic.name) for statistic in measured] + [scores.get(name) for name in roles]
-            own = [part.name] if first else []
+            values = [getattr(head, name) for name in fields] + [scores.get(name) for name in roles]
+            own = [_no_formula(part.name or "")] if first else []
             table.writerow([*own, head.layer, head.head, *("" if value is None else value for value in values)])
     return written.getvalue()
+
+
+def _no_formula(name: str) -> str:
+    return f"'{name}" if name.startswith(FORMULA_STARTS) else name
 
 
 def notebook_html(result: InspectedModel) -> str:

@@ -118,6 +118,15 @@ STATISTICS = (
     Statistic(name="padding_mass", label="Padding mass", unit="", about="mean weight on padding, which must be 0"),
 )
 
+SAVED_ONLY = (  # fields of HeadStatistics that stand in a saved table alone: too many columns for the page
+    "max_abs_score",
+    "score_spread",
+    "uniform_diagonal_mass",
+    "uniform_block_mass",
+    "num_nan_queries",
+    "num_empty_queries",
+)
+
 
 def statistics_of(inspection: Inspection) -> tuple[Statistic, ...]:
     """Return the statistics that were measured of any head of any part."""
@@ -128,11 +137,18 @@ def statistics_of(inspection: Inspection) -> tuple[Statistic, ...]:
     )
 
 
+def saved_only(inspection: Inspection) -> tuple[str, ...]:
+    """Return the fields that a saved table has beside the page's statistics: those known of any head of any part."""
+    return tuple(
+        name for name in SAVED_ONLY if any(getattr(head, name) is not None for head in _all_heads(inspection))
+    )
+
+
 def heads_json(inspection: Inspection, *, allowed_bytes: int | None = None) -> str:
     """Return heads, maps and tokens as JSON that can stand in a `<script type="application/json">` element.
 
     `statistics` says once what every number of a head means: the fields of HeadStatistics, then each role that any head
-    was scored for. `parts` has what was looked at first, then the others, each with its heads, maps and tokens. A
+    was scored for. `saved` names what else a saved table has; a head's `saved` are its values. `parts` has what was looked at first, then the others, each with its heads, maps and tokens. A
     head's `values` stand in the order of the statistics, null where there is no finite number; `held` lists the
     positions of the roles that it holds. Maps and top keys are packed (`report.packing`).
 
@@ -141,11 +157,20 @@ def heads_json(inspection: Inspection, *, allowed_bytes: int | None = None) -> s
         allowed_bytes: that the maps and keys of each part may take. Default: as many as the length of the text allows.
     """
     role_names, measured = role_names_of(inspection), statistics_of(inspection)
+    saved = saved_only(inspection)
     statistics: list[dict[str, Any]] = [
-        {"label": s.label, "unit": s.unit, "about": s.about, "top": s.top, "role": False} for s in measured
+        {"name": s.name, "label": s.label, "unit": s.unit, "about": s.about, "top": s.top, "role": False}
+        for s in measured
     ]
     statistics += [
-        {"label": name, "unit": "", "about": f"mean weight on the key of the role “{name}”", "top": 1.0, "role": True}
+        {
+            "name": name,
+            "label": name,
+            "unit": "",
+            "about": f"mean weight on the key of the role “{name}”",
+            "top": 1.0,
+            "role": True,
+        }
         for name in role_names
     ]
     parts = parts_of(inspection)
@@ -157,13 +182,13 @@ def heads_json(inspection: Inspection, *, allowed_bytes: int | None = None) -> s
             "comparable": part.comparable,
             "stack": part.inspection.stack,
             "is_causal": part.inspection.is_causal,
-            "heads": [_head(head, measured, role_names) for head in part.inspection.heads],
+            "heads": [_head(head, measured, role_names, saved) for head in part.inspection.heads],
             **drawn(part.inspection, allowed_bytes),
             **divergences_data(part.inspection),
         }
         for part in parts
     ]
-    return json_inside_html({"statistics": statistics, "parts": shown, **changes_data(inspection)})
+    return json_inside_html({"statistics": statistics, "saved": saved, "parts": shown, **changes_data(inspection)})
 
 
 def role_names_of(inspection: Inspection) -> list[str]:
@@ -176,16 +201,23 @@ def _all_heads(inspection: Inspection) -> Iterator[HeadStatistics]:
         yield from part.inspection.heads
 
 
-def _head(head: HeadStatistics, measured: tuple[Statistic, ...], role_names: list[str]) -> dict[str, Any]:
+def _head(
+    head: HeadStatistics, measured: tuple[Statistic, ...], role_names: list[str], saved: tuple[str, ...]
+) -> dict[str, Any]:
     roles = {role.name: role for role in head.roles}
     scores = [roles[name].score if name in roles else None for name in role_names]
     values = [getattr(head, statistic.name) for statistic in measured] + scores
     return {
         "layer": head.layer,
         "head": head.head,
-        "values": [round(value, 6) if value is not None and math.isfinite(value) else None for value in values],
+        "values": [_written(value) for value in values],
+        "saved": [_written(getattr(head, name)) for name in saved],
         "held": [len(measured) + i for i, name in enumerate(role_names) if name in roles and roles[name].holds],
     }
+
+
+def _written(value: float | None) -> float | None:
+    return round(value, 6) if value is not None and math.isfinite(value) else None
 
 
 def json_inside_html(data: object) -> str:

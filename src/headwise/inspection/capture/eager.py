@@ -78,6 +78,24 @@ class EagerReader:
             for layer, weights in enumerate(attentions):
                 observer(stack, layer, GivenWeights(weights=weights.float(), visible=weights > 0))
 
+    def note_difference(self, inputs: Inputs) -> None:
+        """Note it where the model computes something else in eager mode than as it is, by more than rounding."""
+        with quietly(self.model):
+            own = _first_tensor(run_without_cache(self.model, inputs, return_dict=True))
+            with keep_implementation(self.model):
+                use_eager_attention(self.model)
+                eager = _first_tensor(run_without_cache(self.model, inputs, return_dict=True))
+        if own is None or eager is None or own.shape != eager.shape or not own.numel():
+            return
+        gap = float((own - eager).abs().max())
+        # each layer rounds by some eps of its largest numbers; a thousand of them are far more than rounding leaves
+        if gap > 1000 * torch.finfo(own.dtype).eps * float(eager.abs().max()):
+            self.notes += (
+                f"In eager mode {type(self.model).__name__} computes something else than as it is set "
+                f"({self.model.config._attn_implementation}): its outputs differ by up to {gap:.2g}. Shown is what it "
+                "does in eager mode.",
+            )
+
     def _require_weights(self, weights: Tensor, stack: str, inputs: Inputs) -> None:
         assert isinstance(inputs, Mapping)
         query_len, key_len = weights.shape[2:]
@@ -98,3 +116,9 @@ class EagerReader:
             f"the attention of {type(self.model).__name__} cannot be read: {self.reason}, and in eager mode "
             f"output_attentions=True returned {what}"
         )
+
+
+def _first_tensor(output: Any) -> Tensor | None:
+    """Return the first tensor of floats that a model puts out."""
+    values = output.values() if isinstance(output, Mapping) else output
+    return next((each for each in values if isinstance(each, Tensor) and each.is_floating_point()), None)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -98,6 +99,7 @@ class Trial:
     def __init__(self) -> None:
         self.calls: list[tuple[nn.Module | None, bool]] = []
         self.silent: list[nn.Module] = []
+        self._thread = get_ident()  # another one may be in a pass of the same model
         self._running: list[bool] = []  # of each layer that runs just now: whether something inside it counted
 
     @contextmanager
@@ -121,10 +123,11 @@ class Trial:
         self._running = [True] * len(self._running)
 
     def _before(self, *_: object) -> None:
-        self._running.append(False)
+        if get_ident() == self._thread:
+            self._running.append(False)
 
     def _after(self, layer: nn.Module, *_: object) -> None:
-        if not self._running.pop():
+        if get_ident() == self._thread and not self._running.pop():
             self.silent.append(layer)
             self._running = [True] * len(self._running)
 

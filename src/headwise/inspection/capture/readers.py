@@ -217,6 +217,7 @@ def _open_transformers(model: Any, example: Inputs) -> StackReader:
 def _open_eager(reader: EagerReader, text: Inputs) -> StackReader:
     """Return a reader that has read a text."""
     reader.read(text, lambda stack, layer, weights: None)
+    reader.note_difference(text)
     return reader
 
 

@@ -8,9 +8,7 @@ from headwise.config.checks import shown
 from headwise.errors import TextError
 from headwise.inspection.texts.tokens import label_by_decoding, label_by_offsets, name_token
 
-UNKNOWN_LENGTH = (
-    512  # tokens that are read at once where neither model nor tokenizer says how many: T5 was trained on so many
-)
+UNKNOWN_LENGTH = 512  # tokens read at once where neither model nor tokenizer names a number: T5 was trained on so many
 NO_LIMIT = 10**9  # tokenizers without a length write a huge number (1e30) instead
 
 

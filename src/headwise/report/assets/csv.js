@@ -2,11 +2,16 @@
 const startCsv = () => {
   const button = byId("save-csv");
   if (!button) return;
+  const noFormula = (text) => (/^[=+\-@\t\r\n]/.test(text) ? `'${text}` : text); // a spreadsheet would run it
   const field = (text) => (/[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
   button.addEventListener("click", () => {
-    const names = statistics.map((statistic) => (statistic.role ? `role: ${statistic.label}` : statistic.label));
-    const own = (part) => (parts.length > 1 ? [part.name ?? `part ${part.index + 1}`] : []);
-    const rows = parts.flatMap((part) => part.heads.map((head) => [...own(part), head.layer, head.head, ...head.values.map((value) => value ?? "")]));
+    // as `--out` with .csv writes them: statistics, what the page does not show, roles
+    const numMeasured = statistics.filter((statistic) => !statistic.role).length;
+    const inOrder = (ofStatistics, saved) => [...ofStatistics.slice(0, numMeasured), ...saved, ...ofStatistics.slice(numMeasured)];
+    const names = inOrder(statistics.map((statistic) => statistic.name), data.saved);
+    const own = (part) => (parts.length > 1 ? [noFormula(part.name ?? `part ${part.index + 1}`)] : []);
+    const rows = parts.flatMap((part) => part.heads.map((head) =>
+      [...own(part), head.layer, head.head, ...inOrder(head.values, head.saved).map((value) => value ?? "")]));
     const first = parts.length > 1 ? ["part"] : [];
     const lines = [[...first, "layer", "head", ...names], ...rows].map((row) => row.map((one) => field(String(one))).join(","));
     const link = make("a", { download: "heads.csv" });

@@ -14,6 +14,7 @@ const differencePanel = {
       make("h4", { id: "head-difference-heading" }, "What differs"),
       this.maps, this.readout, make("div", { class: "scroll" }, table));
     byId("head").append(panel);
+    byId("head").addEventListener("close", () => this.putFirst(false));
     headPanels.push(this);
     keepPainted(() => this.paint());
   },
@@ -38,6 +39,13 @@ const differencePanel = {
       this.read(side, picture.at[0] + step[0], picture.at[1] + step[1]);
     });
     return picture;
+  },
+
+  // Above all else where a head is opened to see what differs; else below the rest.
+  putFirst(isFirst) {
+    const panel = byId(this.id);
+    if (isFirst) byId("first-box").before(panel);
+    else byId("head-scores").parentElement.after(panel);
   },
 
   show(head, part) {

@@ -137,6 +137,7 @@ const differenceView = {
   open({ head }) {
     if (currentPart().index !== 0 && currentPart() !== this.other) showPart(0);
     headView.open(head.layer, head.head);
+    differencePanel.putFirst(true);
   },
 
   choose() {

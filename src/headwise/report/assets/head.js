@@ -58,8 +58,10 @@ const headView = {
 
   open(layer, head) {
     const { heads } = currentPart();
+    const position = heads.findIndex((entry) => entry.layer === layer && entry.head === head);
+    if (position < 0) return; // the part that is shown has no such head
     this.dialog.showModal();
-    this.show(heads.findIndex((entry) => entry.layer === layer && entry.head === head));
+    this.show(position);
     this.dialog.scrollTop = 0;
   },
 

@@ -19,11 +19,13 @@ const startText = () => {
   const fill = () => {
     const part = currentPart();
     if (byId("text").childElementCount) return;
-    const chips = (tokens, isMarked) => tokens.map((text, index) =>
-      make("span", { class: isMarked(index) ? "written" : null }, makeToken(text)));
-    byId("text").append(...chips(part.tokens, (index) => isWritten(part, index)));
+    const lay = (place, tokens, isMarked) => {
+      const items = tokens.map((text, index) => make("span", { class: isMarked(index) ? "written" : null }, makeToken(text)));
+      layTokens(byId(place), items, tokens, directionOf(tokens));
+    };
+    lay("text", part.tokens, (index) => isWritten(part, index));
     byId("text-keys-heading").hidden = !part.isCross;
-    if (part.isCross) byId("text-keys").append(...chips(part.keyTokens, () => false));
+    if (part.isCross) lay("text-keys", part.keyTokens, () => false);
   };
   onPart((part) => {
     Object.assign(box, { hidden: !part.tokens.length, open: false });

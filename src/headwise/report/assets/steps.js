@@ -51,10 +51,9 @@ const stepper = {
   },
 
   play() {
-    if (this.step >= this.numSteps) this.go(1);
-    else this.go(this.step + 1);
     this.timer = setInterval(() => this.go(this.step + 1), STEP_MILLISECONDS);
     byId("step-play").textContent = "Pause";
+    this.go(this.step >= this.numSteps ? 1 : this.step + 1); // last: at the end of the text it stops
   },
 
   stop() {

@@ -66,20 +66,26 @@ const tokenView = {
     byId(`${list}-page-readout`).textContent = `tokens ${start.toLocaleString("en")} to ${(end - 1).toLocaleString("en")} of ${tokens.length.toLocaleString("en")}`;
     const prompt = this.part.data.num_prompt_tokens;
     const children = [];
+    const texts = [];
     this.items[list] = tokens.slice(start, end).map((text, offset) => {
       const index = start + offset;
       const written = list === "query" && isWritten(this.part, index);
       const item = make("span", { role: "option", "aria-selected": "false", class: written ? "written" : null }, makeToken(text));
       item.addEventListener("click", () => this.choose(list, index));
-      if (list === "query" && index === prompt) children.push(make("span", { class: "says", role: "presentation" }, "written by the model:"));
+      if (list === "query" && index === prompt) {
+        children.push(make("span", { class: "says", role: "presentation" }, "written by the model:"));
+        texts.push(null);
+      }
       children.push(item);
+      texts.push(text);
       return item;
     });
-    this.lists[list].replaceChildren(...children);
+    layTokens(this.lists[list], children, texts, directionOf(tokens));
     const items = this.items[list];
     roveFocus(this.lists[list], items, (key, at) => {
       if (key === "Enter" || key === " ") this.choose(list, start + at);
-      return { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: items.length - 1 }[key] ?? null;
+      const forth = this.lists[list].dir === "rtl" ? -1 : 1; // arrows go where they point
+      return { ArrowLeft: at - forth, ArrowRight: at + forth, Home: 0, End: items.length - 1 }[key] ?? null;
     });
     if (repaint) this.shade();
   },
@@ -111,7 +117,8 @@ const tokenView = {
     const focusable = this.items[choosing][index - this.first[choosing]];
     if (focusable) this.items[choosing].forEach((item) => (item.tabIndex = item === focusable ? 0 : -1));
     byId("from-heading").replaceChildren(side === "query" ? "From one token: " : "To one token: ", makePlace(part, side, index));
-    byId("top-heading").textContent = side === "query" ? "What it reads most" : "Who reads it most";
+    byId("top-heading").textContent = side === "query" ? "What it reads most"
+      : !answer || answer.exact ? "Who reads it most" : "Who reads it most, of those known";
     const top = (answer?.entries ?? []).filter((entry) => entry.weight >= SMALLEST_TOP_WEIGHT).slice(0, NUM_TOP_KEYS);
     const meters = top.map((entry) => makeMeter(makePlace(part, other, entry.index), formatWeight(entry.weight), entry.weight));
     if (side === "query" && answer) {
