@@ -5,13 +5,32 @@ import math
 import pytest
 import torch
 from torch import nn
-from transformers import BertConfig, BertModel, BloomConfig, BloomModel, LlamaConfig, LlamaModel, T5Config, T5Model
+from transformers import (
+    BertConfig,
+    BertModel,
+    BloomConfig,
+    BloomModel,
+    CpmAntConfig,
+    CpmAntModel,
+    EncodecConfig,
+    LlamaConfig,
+    LlamaModel,
+    MusicgenConfig,
+    MusicgenDecoderConfig,
+    MusicgenForConditionalGeneration,
+    T5Config,
+    T5Model,
+)
 
 from headwise.errors import ModelError, TextError
+from headwise.inspection.ablation.ablate import ablated
+from headwise.inspection.ablation.importance import head_importance
+from headwise.inspection.ablation.losses import ablation_losses
 from headwise.inspection.exact import read_weights
 from headwise.inspection.inspect import inspect_inputs, inspect_stacks_of_inputs
 from headwise.inspection.statistics.similarity import DivergenceSums
 from headwise.integrations.fast_path import without_fast_path
+from headwise.integrations.text_config import text_config_of
 from headwise.integrations.torch_attention import observe_multihead_attention
 
 
@@ -177,3 +196,67 @@ def test_weight_on_a_sink_is_one_more_key_when_heads_are_compared():
     halfway = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25)) - math.log(2) / 2
     assert apart[0][1] == pytest.approx(math.log(2), rel=1e-12)
     assert apart[0][2] == apart[1][2] == pytest.approx(halfway, rel=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["mean", "resample"])
+def test_heads_are_ablated_alike_in_a_model_and_in_its_wrapper(bert, mode):
+    """What heads put out on padding is no part of their mean, whoever is asked."""
+    inputs = {"input_ids": IDS, "attention_mask": MASK}
+
+    def loss(output, _):
+        return output[0].square().mean()
+
+    plain = ablation_losses(bert, inputs, loss=loss, mode=mode)
+    for wrapped in (nn.DataParallel(bert), torch.compile(bert, backend="eager")):
+        assert ablation_losses(wrapped, inputs, loss=loss, mode=mode) == plain
+        assert head_importance(wrapped, inputs, loss=loss) == head_importance(bert, inputs, loss=loss)
+    with ablated(nn.DataParallel(bert), {(0, 1)}), torch.no_grad():
+        assert not torch.equal(bert(**inputs)[0], plain_output(bert, inputs))
+
+
+def plain_output(model, inputs):
+    """Run a model outside of any context that is open, on a copy."""
+    copied = BertModel(model.config).eval()
+    copied.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        return copied(**inputs)[0]
+
+
+def test_a_compiled_model_is_refused_where_its_own_passes_would_be_changed(bert):
+    compiled = torch.compile(bert, backend="eager")
+    with pytest.raises(ModelError, match="which hooks do not reach"), ablated(compiled, {(0, 1)}):
+        pass
+
+
+def test_weights_in_eager_mode_that_leave_something_out_are_refused():
+    """CPM-Ant puts its prompt before the text and cuts it off the weights that it returns."""
+    config = CpmAntConfig(
+        vocab_size=31,
+        hidden_size=12,
+        num_attention_heads=3,
+        dim_head=4,
+        dim_ff=13,
+        num_hidden_layers=1,
+        prompt_length=5,
+    )
+    torch.manual_seed(0)
+    model = CpmAntModel(config).eval()
+    with pytest.raises(ModelError, match="sum to less than 1: some of what it reads is not among them"):
+        inspect_inputs(model, {"input_ids": IDS})
+
+
+def test_a_config_with_two_parts_of_text_is_read():
+    sizes = {"vocab_size": 16, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "ffn_dim": 16}
+    config = MusicgenConfig(
+        text_encoder=T5Config(vocab_size=31, d_model=16, d_kv=8, num_heads=2, num_layers=1, d_ff=16).to_dict(),
+        audio_encoder=EncodecConfig(
+            num_filters=4, hidden_size=8, codebook_dim=8, codebook_size=16, upsampling_ratios=[2, 2]
+        ).to_dict(),
+        decoder=MusicgenDecoderConfig(num_codebooks=1, **sizes).to_dict(),
+    )
+    assert text_config_of(config) is config
+    torch.manual_seed(0)
+    model = MusicgenForConditionalGeneration(config).eval()
+    inputs = {"input_ids": IDS[:1, :5], "decoder_input_ids": torch.randint(0, 15, (1, 4))}
+    found = inspect_stacks_of_inputs(model, inputs)
+    assert sorted(len(each.heads) for each in found.values()) == [2, 2, 2]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from headwise.errors import ConfigError, HeadwiseError, UnsupportedError, describe
+from headwise.integrations.text_config import text_config_of
 from headwise.integrations.transformers_attention import is_transformers_model
 
 BATCH_SIZE, QUERY_LEN, KEY_LEN = 2, 13, 11  # of the probe
@@ -149,7 +150,7 @@ def make_inputs(model: nn.Module) -> dict[str, Tensor]:
         return {kind: torch.rand(BATCH_SIZE, inner.config.num_channels, size, size).to(inner.device)}
     if kind != "input_ids":
         raise ConfigError(f"inputs must be given to swap attention in {type(model).__name__}; got None")
-    config = inner.config.get_text_config()
+    config = text_config_of(inner.config)
     length = _read_length(config)
     ids = torch.randint(config.vocab_size, (BATCH_SIZE, length)).to(inner.device)
     made = {kind: ids}

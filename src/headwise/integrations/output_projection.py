@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from headwise.errors import ModelError
+from headwise.integrations.text_config import text_config_of
 
 # What families call the projections that make queries, alone or fused with keys and values,
 QUERY_NAMES = (
@@ -197,7 +198,7 @@ def _in_width(module: nn.Module | None) -> int | None:
 def _split_width(width: int, modules: list[nn.Module]) -> tuple[int, int] | None:
     """Return (heads, size of a head) that the modules or their configs say and that give the width, None if none do."""
     configs: list[Any] = [module.config for module in modules if hasattr(module, "config")]
-    configs += [config.get_text_config() for config in configs if hasattr(config, "get_text_config")]
+    configs += [text_config_of(config) for config in configs if hasattr(config, "get_text_config")]
     for told in (modules, [*modules, *configs]):  # what a layer says of itself goes before its config
         counts, sizes = _numbers(told, NUM_HEADS_NAMES), _numbers(told, HEAD_DIM_NAMES)
         for count in counts:

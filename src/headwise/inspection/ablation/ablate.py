@@ -7,11 +7,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from headwise.errors import ModelError
 from headwise.inspection.ablation.chosen_heads import Heads, projections_of, read_heads
 from headwise.inspection.ablation.replacement import Mode, Replacement, read_replacement
 from headwise.inspection.ablation.weighing import Batches
 from headwise.integrations.head_outputs import edit_heads
 from headwise.integrations.output_projection import OutputProjection
+from headwise.integrations.wrappers import unwrapped
 
 
 @contextmanager
@@ -55,6 +57,12 @@ def ablated(
 
     Source: mean: Wang et al. 2022, "Interpretability in the Wild"; resample: Chan et al. 2022, "Causal Scrubbing".
     """
+    if unwrapped(model) is not model and hasattr(model, "_orig_mod"):
+        raise ModelError(
+            "a compiled model runs its graphs, which hooks do not reach; got one of torch.compile: ablate the model "
+            "that was compiled (its _orig_mod), and run that"
+        )
+    model = unwrapped(model)
     projections = projections_of(model, stack)
     chosen = read_heads(heads, projections)
     replacement = read_replacement(model, projections, chosen, mode, reference=reference, seed=seed)

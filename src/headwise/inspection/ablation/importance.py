@@ -11,6 +11,7 @@ from headwise.inspection.capture.quiet_passes import Inputs, count_texts, quietl
 from headwise.integrations.head_outputs import edit_heads
 from headwise.integrations.output_projection import OutputProjection
 from headwise.integrations.transformers_attention import is_transformers_model
+from headwise.integrations.wrappers import unwrapped
 
 
 def head_importance(
@@ -44,6 +45,7 @@ def head_importance(
     layer is that of Molchanov et al. 2017, "Pruning Convolutional Neural Networks for Resource Efficient Inference".
     """
     batches = as_batches("inputs", inputs)
+    model = unwrapped(model)
     projections = projections_of(model, stack)
     sums = [torch.zeros(each.num_heads, dtype=torch.float64) for each in projections]
     divisor = 0

@@ -16,6 +16,7 @@ from headwise.inspection.ablation.results import AblationLosses, CurvePoint, Hea
 from headwise.inspection.ablation.weighing import Batches, Loss, as_batches, weigh
 from headwise.inspection.capture.quiet_passes import Inputs, quietly, run
 from headwise.integrations.output_projection import OutputProjection
+from headwise.integrations.wrappers import unwrapped
 
 
 def ablation_losses(
@@ -123,6 +124,7 @@ class _Trial:
         seed: int,
         stack: str | None,
     ):
+        model = unwrapped(model)  # a wrapper computes what the model inside does
         self.model = model
         self.batches = as_batches("inputs", inputs)
         self.loss = loss

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError, ModelError
 from headwise.inspection.capture.positions import turns_positions
+from headwise.integrations.text_config import text_config_of
 from headwise.integrations.transformers_attention import is_transformers_model
 
 IDS = ("input_ids", "decoder_input_ids")
@@ -89,7 +90,7 @@ def _reasons(model: Any, told: Mapping[str, Any]) -> Iterator[str]:
         if num_ids is not None and not 0 <= least <= most < num_ids:
             wrong = least if least < 0 else most
             yield f"{name} must be tokens of {type(model).__name__}, from 0 to {num_ids - 1}; got {wrong}"
-        longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        longest = getattr(text_config_of(model.config), "max_position_embeddings", None)
         if isinstance(longest, int) and ids.shape[-1] > longest and not turns_positions(model):
             yield (
                 f"{name} must hold at most {longest} tokens a text, as {type(model).__name__} has no more positions; "

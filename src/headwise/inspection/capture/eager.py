@@ -110,6 +110,9 @@ class EagerReader:
         slack = max(key_len, 8) * max(torch.finfo(dtype).eps for dtype in (weights.dtype, torch.float32))
         if bool((weights < 0).any()) or bool((weights.float().sum(-1) > 1 + slack).any()):
             self._refuse("numbers below 0, or that sum to more than 1")
+        sums = weights.float().sum(-1)
+        if bool(((sums > 0) & (sums < 1 - slack)).any()):  # 0: a query that sees nothing
+            self._refuse("weights that sum to less than 1: some of what it reads is not among them")
 
     def _refuse(self, what: str) -> NoReturn:
         raise ModelError(

@@ -14,6 +14,7 @@ from headwise.inspection.capture.listening import Trial, listen
 from headwise.inspection.capture.quiet_passes import Inputs, quietly, run, run_without_cache, trial_text
 from headwise.inspection.capture.stacks import Place, Stack, StackNames
 from headwise.integrations.layer_weights import AttentionCall, LayerWeights
+from headwise.integrations.text_config import text_config_of
 from headwise.integrations.transformers_attention import is_transformers_model
 from headwise.integrations.wrappers import unwrapped
 
@@ -184,7 +185,7 @@ def _open_transformers(model: Any, example: Inputs) -> StackReader:
     _require_decoder_inputs(model, example)
     body = _without_head(model)
     text = trial_text(body, example)
-    num_layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    num_layers = getattr(text_config_of(model.config), "num_hidden_layers", None)
     if model.config.is_encoder_decoder:  # what its config says is of one of its stacks
         num_layers = None
     trial = Trial()

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from headwise.inspection.capture.told_tokens import by_name, told_tokens
+from headwise.integrations.text_config import text_config_of
 
 IGNORED = -100  # what a label is where there is nothing to predict
 
@@ -60,9 +61,7 @@ def real_targets_of(
 
 def _padding_of(module: nn.Module, padding_id: int | None) -> tuple[int | None, bool]:
     """Return the token that stands for padding, and whether it ends texts, too."""
-    config: Any = getattr(_configured(module), "config", None)
-    if hasattr(config, "get_text_config"):
-        config = config.get_text_config()
+    config: Any = text_config_of(getattr(_configured(module), "config", None))
     if padding_id is None:
         padding_id = getattr(config, "pad_token_id", None)
     return padding_id, padding_id == getattr(config, "eos_token_id", None)

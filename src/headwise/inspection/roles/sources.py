@@ -13,6 +13,7 @@ from headwise.inspection.roles.texts import RoleTexts, batches_of_windows, draw_
 from headwise.inspection.texts.batches import pad_id_of
 from headwise.inspection.texts.tokens import label_by_decoding
 from headwise.inspection.texts.windows import cut_into_windows, require_window
+from headwise.integrations.text_config import text_config_of
 from headwise.integrations.transformers_attention import is_transformers_model
 
 NUM_RANDOM = 40  # tokens of one copy, where model and vocabulary have room for them
@@ -176,7 +177,7 @@ def prose(
 
 
 def _text_config(model: Any) -> Any:
-    return model.config.get_text_config()
+    return text_config_of(model.config)
 
 
 def _num_embeddings(model: Any) -> int:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from headwise.config.checks import shown
 from headwise.errors import TextError
 from headwise.inspection.texts.tokens import label_by_decoding, label_by_offsets, name_token
+from headwise.integrations.text_config import text_config_of
 
 UNKNOWN_LENGTH = 512  # tokens read at once where neither model nor tokenizer names a number: T5 was trained on so many
 NO_LIMIT = 10**9  # tokenizers without a length write a huge number (1e30) instead
@@ -31,7 +32,7 @@ class Window:
 
 def model_length(model: Any, tokenizer: Any) -> int | None:
     """Return how many tokens the model reads at once: the smaller of what its config and its tokenizer say, or None."""
-    config = model.config.get_text_config()
+    config = text_config_of(model.config)
     lengths = [getattr(config, "max_position_embeddings", None), getattr(tokenizer, "model_max_length", None)]
     known = [int(length) for length in lengths if length is not None and 0 < length < NO_LIMIT]
     return min(known, default=None)
