@@ -214,6 +214,9 @@ def test_arrow_keys_move_in_the_grid_and_a_head_opens_with_both_maps(open_page, 
     panel = page.locator("#head-difference")
     pictures = panel.locator(".map")
     assert pictures.count() == 2
+    tops = page.locator("#head .map:visible").evaluate_all("all => all.map(one => one.getBoundingClientRect().top)")
+    assert tops[0] == tops[1] < tops[2]  # A and B beside each other, above A alone
+    assert page.locator("#head").evaluate("dialog => dialog.scrollTop") == 0 and tops[0] < 450
     pictures.nth(1).scroll_into_view_if_needed()
     box = pictures.nth(1).bounding_box()
     page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + box["height"] * 0.9)
@@ -224,6 +227,9 @@ def test_arrow_keys_move_in_the_grid_and_a_head_opens_with_both_maps(open_page, 
     assert (a, b) == pytest.approx(((byte / 255) ** 2, ((255 - byte) / 255) ** 2), abs=0.005)
     entropy = panel.locator("tbody tr").first.locator("td").all_text_contents()
     assert entropy[2] == "−1.00 nats"
+    page.keyboard.press("Escape")
+    page.locator("#grid .cell").first.click()  # from the grid of one part its own map comes first
+    assert page.locator("#head .map").first.get_attribute("id") == "map" and panel.is_visible()
     page.keyboard.press("Escape")
     page.locator("#part").select_option("2")
     page.locator("#grid .cell").first.click()

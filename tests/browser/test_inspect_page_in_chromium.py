@@ -2,19 +2,23 @@
 
 import base64
 import csv
+import io
 import random
 import zlib
+from dataclasses import replace
 from importlib.resources import files
 from itertools import pairwise
 
 import pytest
 
 from headwise.inspection.capture.reading import shorten
-from headwise.report.inspect_page import render_inspection
+from headwise.report.inspect_page import heads_csv, render_inspection
+from headwise.report.page_data import SAVED_ONLY, STATISTICS
 
 pytestmark = pytest.mark.browser
 LONG, MAP_TOKENS, TILE, TOP_KEYS = 277, 80, 5, 7
 LINE_ROW = 24  # pixels, as in lines.js
+A4 = 718  # pixels between margins of a centimetre: 190 mm at 96 pixels an inch
 PIXELS = (  # of a copy, as reading a canvas makes the browser warn
     "canvas => { const copy = new OffscreenCanvas(canvas.width, canvas.height)"
     ".getContext('2d', { willReadFrequently: true }); copy.drawImage(canvas, 0, 0);"
@@ -128,6 +132,14 @@ def test_heads_open_by_click_and_by_keyboard_and_close(open_inspection, syntheti
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
     assert page.locator("#head-title").text_content() == "Layer 0, head 1"
+
+
+def test_a_head_that_the_shown_part_has_not_opens_nothing(open_inspection, synthetic):
+    page = open_inspection(synthetic.make_inspection())
+    chip = page.locator("#held .chip").first
+    chip.evaluate("chip => { chip.dataset.layer = '99'; }")
+    chip.click()
+    assert not page.locator("#head").is_visible()
 
 
 def test_pointing_at_either_side_of_the_lines_tells_who_reads_whom(open_inspection, short):
@@ -396,6 +408,9 @@ def test_who_reads_a_key_is_told_as_far_as_it_is_known(open_inspection, long):
             expected, abs=1 / 255 + 0.005
         )
     assert "not among the heaviest keys" in page.locator("#lines-readout").text_content()
+    assert page.locator("#top-heading").text_content() == "Who reads it most, of those known"
+    page.locator("#from-token").get_by_label("what it reads").check()
+    assert page.locator("#top-heading").text_content() == "What it reads most"
 
 
 def test_a_text_that_was_written_is_stepped_through(open_inspection, several):
@@ -421,6 +436,11 @@ def test_a_text_that_was_written_is_stepped_through(open_inspection, several):
     page.locator("#step-play").click()
     page.clock.run_for(5000)
     assert places_in(page, "#step-readout") == [13, 12]
+    page.locator("#step").focus()
+    page.keyboard.press("End")
+    page.locator("#step-back").click()
+    page.locator("#step-play").click()  # one step is left: there is nothing more to pause
+    assert places_in(page, "#step-readout") == [16, 15] and page.locator("#step-play").text_content() == "Play"
     page.locator("#from-tokens [role=option]").nth(3).click()  # no step
     assert "11 tokens were given, the model wrote 6" in readout.text_content()
     assert page.locator("#from-tokens .written").count() == 6
@@ -496,12 +516,33 @@ def test_the_table_is_saved_as_csv_with_every_head_of_every_part(open_inspection
         with open(download.value.path(), newline="", encoding="utf-8") as file:  # noqa: PTH123
             header, *lines = csv.reader(file)
         first = 0 if len(parts) == 1 else 1
-        assert header[first : first + 3] == ["layer", "head", "Entropy"] and "role: previous token" in header
+        assert header[first : first + 3] == ["layer", "head", "entropy"] and "previous token" in header
         heads = [(name, head) for name, part in parts for head in part.heads]
         for line, (name, head) in zip(lines, heads, strict=True):
             assert line[:first] == [name][:first]
             assert [int(place) for place in line[first : first + 2]] == [head.layer, head.head]
             assert float(line[first + 2]) == pytest.approx(head.entropy, abs=5e-7)  # written with six digits
+
+
+def test_the_saved_table_is_that_of_the_command_and_no_name_is_a_formula(open_inspection, synthetic):
+    numbers = {name: -number if name.startswith("num_") else -number / 7 for number, name in enumerate(SAVED_ONLY, 1)}
+    inspection = synthetic.make_inspection(1, 2)
+    inspection = replace(inspection, heads=(replace(inspection.heads[0], **numbers), inspection.heads[1]))
+    names = ("=1+1", "+1", "-1", "@SUM(1)", "\t=1", "two\r\nlines", "a=b")
+    result = synthetic.make_inspected(inspection, *((name, inspection, True) for name in names), part="main")
+    page = open_inspection(result)
+    with page.expect_download() as download:
+        page.locator("#save-csv").click()
+    with open(download.value.path(), newline="", encoding="utf-8") as file:  # noqa: PTH123
+        header, *lines = csv.reader(file)
+    written, *rows = csv.reader(io.StringIO(heads_csv(result)))
+    assert header == written and set(SAVED_ONLY) <= set(header)
+    assert [line[0] for line in lines] == [row[0] for row in rows]
+    kept = ("main", "'=1+1", "'+1", "'-1", "'@SUM(1)", "'\t=1", "two  lines", "a=b")
+    assert [line[0] for line in lines[::2]] == list(kept)
+    for line, row in zip(lines, rows, strict=True):
+        for name, told, exact in zip(header[1:], line[1:], row[1:], strict=True):
+            assert told == exact == "" or float(told) == pytest.approx(float(exact), abs=5e-7), name
 
 
 def _named(result):
@@ -599,6 +640,70 @@ def test_on_paper_there_are_all_heads_and_the_table_and_nothing_to_press(open_in
     assert page.locator("#statistics tbody tr:visible").count() == 6
     assert page.locator("#shade-about").is_visible()
     assert page.locator("#grid").evaluate("grid => getComputedStyle(grid).minWidth") == "0px"
+
+
+def test_a_table_of_every_statistic_fits_on_paper(open_inspection, synthetic):
+    inspection = synthetic.make_inspection(1, 2)
+    known = {one.name: 123.4 for one in STATISTICS}
+    heads = tuple(replace(head, **known) for head in inspection.heads)
+    page = open_inspection(replace(inspection, heads=heads), width=A4)
+    page.emulate_media(media="print")
+    assert page.locator("#statistics thead th").count() == 2 + len(STATISTICS) + len(synthetic.ROLES)
+    assert page.locator("#statistics").evaluate("table => table.getBoundingClientRect().right") <= A4
+    assert page.evaluate("document.documentElement.scrollWidth") <= A4
+
+
+def places_of(page, box):
+    """Where each token stands: the line it is on, and its middle across."""
+    found = page.locator(f"{box} .token").evaluate_all(
+        "all => all.map(one => one.getBoundingClientRect()).map(at => [at.bottom, (at.left + at.right) / 2])"
+    )
+    return [tuple(place) for place in found]
+
+
+def order_in(page, box, texts):
+    """The tokens as they are seen on one line, from left to right."""
+    places = places_of(page, box)
+    return [text for _, text in sorted((across, text) for (_, across), text in zip(places, texts, strict=True))]
+
+
+HEBREW = ("[CLS]", "בראש", "ית", "ברא", "20", "23", ".", "GP", "T", ".", "[SEP]")
+
+
+def test_a_text_from_right_to_left_is_laid_out_so_and_runs_of_the_other_direction_in_their_own(
+    open_inspection, synthetic
+):
+    page = open_inspection(synthetic.make_inspection(1, 1, HEBREW))
+    page.locator("#text-box summary").click()
+    page.locator("#grid .cell").nth(0).click()
+    for box in ("#text", "#from-tokens"):
+        first, second = places_of(page, box)[1:3]
+        assert first[0] == second[0] and first[1] > second[1]
+        seen = ["[SEP]", ".", "GP", "T", ".", "20", "23", "ברא", "ית", "בראש", "[CLS]"]
+        assert order_in(page, box, HEBREW) == seen
+        assert page.locator(f"{box} .token").all_text_contents() == list(HEBREW)  # as it is read aloud
+    page.locator("#from-tokens [role=option]").nth(1).click()
+    page.locator("#from-tokens [role=option]").nth(1).focus()
+    page.keyboard.press("ArrowLeft")
+    assert page.evaluate("document.activeElement.textContent") == HEBREW[2]
+
+
+def test_words_from_right_to_left_in_another_text_keep_their_own_order(open_inspection, synthetic):
+    tokens = ("the", "word", "שלו", "ם", ",", "עולם", "means", "peace", "مرحبا", ".")
+    page = open_inspection(synthetic.make_inspection(1, 1, tokens))
+    page.locator("#text-box summary").click()
+    seen = ["the", "word", "עולם", ",", "ם", "שלו", "means", "peace", "مرحبا", "."]
+    assert order_in(page, "#text", tokens) == seen and page.locator("#text").get_attribute("dir") == "ltr"
+
+
+def test_a_text_of_both_directions_wraps_at_any_token(open_inspection, synthetic):
+    tokens = tuple(f"{letter}אב" for letter in "אבגדהוזחט" * 9)
+    page = open_inspection(synthetic.make_inspection(1, 1, ("word",) * 200 + tokens), width=390)
+    page.locator("#text-box summary").click()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert len({bottom for bottom, _ in places_of(page, "#text")[200:]}) > 3
+    edges = page.locator("#text .run > span").evaluate_all("all => all.map(one => one.getBoundingClientRect().right)")
+    assert len(edges) == len(tokens) and max(edges) <= 390
 
 
 def test_two_pages_share_nothing_global(open_inspection, short):

@@ -70,6 +70,29 @@ def test_a_table_of_several_parts_names_the_part_of_each_head_first(result, synt
     ]
 
 
+def test_a_table_has_what_the_page_has_no_column_for_where_it_is_known(result):
+    known = replace(result.heads[0], num_nan_queries=3, max_abs_score=-0.5)
+    header, first, second, *_ = csv.reader(io.StringIO(heads_csv(replace(result, heads=(known, *result.heads[1:])))))
+    row, other = (dict(zip(header, line, strict=True)) for line in (first, second))
+    assert (row["num_nan_queries"], row["max_abs_score"]) == ("3", "-0.5")
+    assert (other["num_nan_queries"], other["max_abs_score"]) == ("", "")
+    assert "score_spread" not in header and header[-5:] == [role.name for role in known.roles]
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(1)", "\t=1"])
+def test_no_name_in_a_table_is_a_formula(result, name):
+    other = InspectedPart(name=name, inspection=result, comparable=True)
+    lines = list(csv.reader(io.StringIO(heads_csv(replace(result, part=name, others=(other,))), newline="")))
+    assert {line[0] for line in lines[1:]} == {f"'{name}"}
+
+
+def test_a_name_of_two_lines_leaves_one_line_a_head(result):
+    other = InspectedPart(name="a\r\nb", inspection=result, comparable=True)
+    table = heads_csv(replace(result, part="a\rb\nc", others=(other,)))
+    assert len(table.splitlines()) == 1 + 2 * len(result.heads)
+    assert {line.split(",")[0] for line in table.splitlines()[1:]} == {"a b c", "a  b"}
+
+
 HOSTILE_NAMES = (
     "</script><script>window.hacked=1</script>",
     "<!--",

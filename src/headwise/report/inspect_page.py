@@ -18,7 +18,7 @@ from headwise.report.page import HEAD_SCRIPTS, STYLES
 from headwise.report.page_data import heads_json, role_names_of, saved_only, statistics_of
 from headwise.report.page_parts import parts_of
 
-FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")  # a spreadsheet runs a field that begins so
+FORMULA_STARTS = ("=", "+", "-", "@", "\t")  # a spreadsheet runs a field that begins so
 
 
 def write_inspection(result: InspectedModel, path: str | os.PathLike[str]) -> Path:
@@ -66,13 +66,14 @@ def heads_csv(inspection: Inspection) -> str:
         for head in part.inspection.heads:
             scores = {role.name: role.score for role in head.roles}
             values = [getattr(head, name) for name in fields] + [scores.get(name) for name in roles]
-            own = [_no_formula(part.name or "")] if first else []
+            own = [_as_name(part.name or "")] if first else []
             table.writerow([*own, head.layer, head.head, *("" if value is None else value for value in values)])
     return written.getvalue()
 
 
-def _no_formula(name: str) -> str:
-    return f"'{name}" if name.startswith(FORMULA_STARTS) else name
+def _as_name(name: str) -> str:
+    line = name.replace("\r", " ").replace("\n", " ")
+    return f"'{line}" if line.startswith(FORMULA_STARTS) else line
 
 
 def notebook_html(result: InspectedModel) -> str:

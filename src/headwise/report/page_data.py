@@ -139,18 +139,17 @@ def statistics_of(inspection: Inspection) -> tuple[Statistic, ...]:
 
 def saved_only(inspection: Inspection) -> tuple[str, ...]:
     """Return the fields that a saved table has beside the page's statistics: those known of any head of any part."""
-    return tuple(
-        name for name in SAVED_ONLY if any(getattr(head, name) is not None for head in _all_heads(inspection))
-    )
+    return tuple(name for name in SAVED_ONLY if any(getattr(head, name) is not None for head in _all_heads(inspection)))
 
 
 def heads_json(inspection: Inspection, *, allowed_bytes: int | None = None) -> str:
     """Return heads, maps and tokens as JSON that can stand in a `<script type="application/json">` element.
 
     `statistics` says once what every number of a head means: the fields of HeadStatistics, then each role that any head
-    was scored for. `saved` names what else a saved table has; a head's `saved` are its values. `parts` has what was looked at first, then the others, each with its heads, maps and tokens. A
-    head's `values` stand in the order of the statistics, null where there is no finite number; `held` lists the
-    positions of the roles that it holds. Maps and top keys are packed (`report.packing`).
+    was scored for. `saved` names what else a saved table has. `parts` has what was looked at first, then the others,
+    each with its heads, maps and tokens. A head's `values` and `saved` stand in the order of `statistics` and `saved`,
+    null where there is no finite number; `held` lists the positions of the roles that it holds. Maps and top keys are
+    packed (`report.packing`).
 
     Args:
         inspection: what was looked at; an InspectedModel may have other parts.
@@ -216,7 +215,7 @@ def _head(
     }
 
 
-def _written(value: float | None) -> float | None:
+def _written(value: float | int | None) -> float | int | None:
     return round(value, 6) if value is not None and math.isfinite(value) else None
 
 

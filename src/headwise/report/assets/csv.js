@@ -2,14 +2,15 @@
 const startCsv = () => {
   const button = byId("save-csv");
   if (!button) return;
-  const noFormula = (text) => (/^[=+\-@\t\r\n]/.test(text) ? `'${text}` : text); // a spreadsheet would run it
+  // one line a head, and no field that a spreadsheet would run
+  const asName = (text) => text.replaceAll(/[\r\n]/g, " ").replace(/^(?=[=+\-@\t])/, "'");
   const field = (text) => (/[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
   button.addEventListener("click", () => {
     // as `--out` with .csv writes them: statistics, what the page does not show, roles
     const numMeasured = statistics.filter((statistic) => !statistic.role).length;
     const inOrder = (ofStatistics, saved) => [...ofStatistics.slice(0, numMeasured), ...saved, ...ofStatistics.slice(numMeasured)];
     const names = inOrder(statistics.map((statistic) => statistic.name), data.saved);
-    const own = (part) => (parts.length > 1 ? [noFormula(part.name ?? `part ${part.index + 1}`)] : []);
+    const own = (part) => (parts.length > 1 ? [asName(part.name ?? `part ${part.index + 1}`)] : []);
     const rows = parts.flatMap((part) => part.heads.map((head) =>
       [...own(part), head.layer, head.head, ...inOrder(head.values, head.saved).map((value) => value ?? "")]));
     const first = parts.length > 1 ? ["part"] : [];

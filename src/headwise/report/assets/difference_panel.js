@@ -13,7 +13,8 @@ const differencePanel = {
     const panel = make("section", { id: this.id, class: "difference-panel", "aria-labelledby": "head-difference-heading" },
       make("h4", { id: "head-difference-heading" }, "What differs"),
       this.maps, this.readout, make("div", { class: "scroll" }, table));
-    byId("head").append(panel);
+    this.home = document.createComment("the panel's own place");
+    byId("head").append(this.home, panel);
     byId("head").addEventListener("close", () => this.putFirst(false));
     headPanels.push(this);
     keepPainted(() => this.paint());
@@ -45,7 +46,7 @@ const differencePanel = {
   putFirst(isFirst) {
     const panel = byId(this.id);
     if (isFirst) byId("first-box").before(panel);
-    else byId("head-scores").parentElement.after(panel);
+    else this.home.after(panel);
   },
 
   show(head, part) {

@@ -22,25 +22,30 @@ const makeToken = (text) => {
   return token;
 };
 
-// Which way a text is read: as most of its letters are. In a text from right to left a number is still read from left
-// to right. Null where nothing tells.
+// Which way a text is read: as most of its letters are; null where nothing tells, as the name of a special token.
 const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\u{10800}-\u{10fff}\u{1e800}-\u{1efff}]/u;
 const wayOf = (text) => {
+  if (/^(\[.*\]|<.*>)$/.test(text)) return null;
   let balance = 0;
   for (const letter of text.match(/\p{L}/gu) ?? []) balance += RIGHT_TO_LEFT.test(letter) ? 1 : -1;
   return balance > 0 ? "rtl" : balance < 0 ? "ltr" : null;
 };
-const directionOf = (tokens) => wayOf(tokens.join("")) ?? "ltr";
+const directionOf = (tokens) => wayOf(tokens.filter((text) => wayOf(text)).join("")) ?? "ltr";
 
-// Lay tokens out as their text is read, each run of the other direction in its own; one that is null is of ours.
+// Lay tokens out as their text is read, each run of the other direction in its own; one that is null is of ours. Signs
+// between two words of a run are in it. In a text from right to left a number is read from left to right.
 const layTokens = (box, items, texts, direction) => {
   const other = direction === "rtl" ? "ltr" : "rtl";
-  const ways = texts.map((text) => text === null ? direction : wayOf(text) ?? (direction === "rtl" && /\p{Nd}/u.test(text) ? "ltr" : null));
+  const ways = texts.map((text) => (text === null ? direction : wayOf(text)));
+  const isNumber = (at) => direction === "rtl" && ways[at] === null && texts[at] !== null && /\p{Nd}/u.test(texts[at]);
+  const isOther = (at) => ways[at] === other || isNumber(at);
   const children = [];
   for (let start = 0; start < items.length; ) {
     let end = start + 1; // of the run: just past its last token of the other direction
-    for (let at = start; ways[start] === other && at < items.length && ways[at] !== direction; at += 1) {
-      if (ways[at] === other) end = at + 1;
+    for (let at = end; isOther(start) && at < items.length && ways[at] !== direction; at += 1) {
+      if (!isOther(at)) continue;
+      if (at > end && (isNumber(at) || isNumber(end - 1))) break;
+      end = at + 1;
     }
     const run = items.slice(start, end);
     children.push(...(run.length > 1 ? [make("span", { class: "run", dir: other, role: "presentation" }, ...run)] : run));
