@@ -390,9 +390,9 @@ def test_blocks_are_computed_once_for_all_that_looks_at_them(monkeypatch):
     starts = []
     block = layer_weights.ProjectedWeights.block
 
-    def count(self, start, stop):
+    def count(self, start, stop, **options):
         starts.append(start)
-        return block(self, start, stop)
+        return block(self, start, stop, **options)
 
     monkeypatch.setattr(layer_weights.ProjectedWeights, "block", count)
     relation = Relation(name="neighbours", pairs=((0, 1, 2),))

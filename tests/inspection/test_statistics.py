@@ -208,4 +208,22 @@ def test_sums_are_float64_however_coarse_the_weights():
     layer, real = make_layer(PADDINGS["none"], causal=False)
     coarse = GivenWeights(weights=layer.weights.float(), visible=layer.visible)
     exact = GivenWeights(weights=coarse.weights.double(), visible=layer.visible)
-    assert add_up((coarse, no_separators(real))) == add_up((exact, no_separators(real)))
+    sums = LayerSums(HEADS)
+    sums.add(coarse, no_separators(real))
+    assert {each.dtype for each in (*sums.sums.values(), sums.role_sums)} == {torch.float64}
+    # a query's statistic is a sum of 7 terms, each rounded two or three times
+    rounding = 10 * torch.finfo(torch.float32).eps
+    for head, expected in zip(sums.to_statistics(layer=5), add_up((exact, no_separators(real))), strict=True):
+        for name in STATISTICS:
+            assert getattr(head, name) == pytest.approx(getattr(expected, name), rel=rounding)
+        assert head.distance == pytest.approx(expected.distance, rel=1e-12)
+
+
+def test_of_coarse_weights_the_spread_of_far_keys_is_no_rounding():
+    tokens = 1009
+    weights = torch.zeros(1, HEADS, tokens, tokens)
+    weights[..., :2] = 0.5
+    layer = GivenWeights(weights=weights, visible=torch.ones(1, 1, tokens, tokens, dtype=torch.bool))
+    # |i - 0| and |i - 1| differ by one, so their spread is 1/2; of query 1 they are 1 and 0, of query 0 0 and 1
+    for head in add_up((layer, no_separators(torch.ones(1, tokens, dtype=torch.bool)))):
+        assert head.distance_spread == pytest.approx(0.5, rel=1e-9)  # squares of 10^6, each off by 10^-10

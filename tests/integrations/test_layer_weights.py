@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from torch.nn.functional import pad
 
 from headwise.integrations import layer_weights
 from headwise.integrations.layer_weights import GivenWeights, ProjectedWeights
@@ -32,12 +33,16 @@ def loop_softmax(query, key, *, scale, allows, bias=None, softcap=None, sink=Non
     return weights
 
 
+def on_all_keys(parts, key_len):
+    return torch.cat([pad(part, (0, key_len - part.shape[-1])) for part in parts], dim=2)
+
+
 def all_weights(layer):
-    return torch.cat([block.weights for block in layer.blocks()], dim=2)
+    return on_all_keys([block.weights for block in layer.blocks()], layer.shape[3])
 
 
 def all_visible(layer):
-    return torch.cat([block.visible for block in layer.blocks()], dim=2)
+    return on_all_keys([block.visible for block in layer.blocks()], layer.shape[3])
 
 
 @pytest.fixture
@@ -116,19 +121,49 @@ def test_a_query_that_sees_no_key_has_weights_zero(q_and_k):
 
 
 @pytest.mark.parametrize("mask_shape", [(BATCH, 1, QUERIES, KEYS), (1, 1, 1, KEYS), (BATCH, HEADS, QUERIES, KEYS)])
-@pytest.mark.parametrize("is_causal", [True, False])
-def test_small_blocks_give_the_same_weights_as_one_block(q_and_k, monkeypatch, mask_shape, is_causal):
+@pytest.mark.parametrize(("is_causal", "starts"), [(True, [0, 4]), (False, [0, 2, 4, 6])])
+def test_small_blocks_give_the_same_weights_as_one_block(q_and_k, monkeypatch, mask_shape, is_causal, starts):
     query, key = q_and_k
     mask = torch.rand(mask_shape, generator=torch.Generator().manual_seed(2)) < 0.6
-    layer = ProjectedWeights(query=query, key=key, scale=SCALE, mask=mask, is_causal=is_causal)
+    bias = torch.randn(mask_shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    layer = ProjectedWeights(query=query, key=key, scale=SCALE, mask=mask, bias=bias, is_causal=is_causal)
     given = GivenWeights(weights=all_weights(layer), visible=all_visible(layer))
-    whole = list(layer.blocks())
+    expected = loop_softmax(
+        *(query, key),
+        scale=SCALE,
+        allows=lambda b, h, i, j: mask.expand(BATCH, HEADS, QUERIES, KEYS)[b, h, i, j] and (j <= i or not is_causal),
+        bias=bias.expand(BATCH, HEADS, QUERIES, KEYS),
+    )
     monkeypatch.setattr(layer_weights, "BLOCK_ELEMENTS", 2 * BATCH * HEADS * KEYS)
+    assert [block.start for block in layer.blocks()] == starts
+    assert [block.start for block in given.blocks()] == [0, 2, 4, 6]
     for source in (layer, given):
-        blocks = list(source.blocks())
-        assert [block.start for block in blocks] == [0, 2, 4, 6]
-        torch.testing.assert_close(torch.cat([block.weights for block in blocks], dim=2), whole[0].weights)
-        assert torch.equal(torch.cat([block.visible for block in blocks], dim=2), whole[0].visible)
+        torch.testing.assert_close(all_weights(source), expected, rtol=1e-12, atol=1e-14)
+        assert torch.equal(all_visible(source), given.visible)
+
+
+def test_blocks_of_a_causal_layer_leave_off_the_keys_that_none_of_their_queries_sees(q_and_k, monkeypatch):
+    query, key = q_and_k
+    layer = ProjectedWeights(query=query, key=key, scale=SCALE, is_causal=True)
+    monkeypatch.setattr(layer_weights, "BLOCK_ELEMENTS", 2 * BATCH * HEADS * KEYS)
+    assert [tuple(block.weights.shape[2:]) for block in layer.blocks()] == [(4, 4), (3, 7)]
+    assert [tuple(block.scores.shape[2:]) for block in layer.blocks()] == [(4, 4), (3, 7)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "elements"), [((2, 3, 101, 101), 6 * 500), ((1, 1, 7, 11), 1), ((1, 5, 211, 97), 9973)]
+)
+def test_blocks_cover_every_query_once_and_hold_no_more_than_they_may(shape, elements, monkeypatch):
+    monkeypatch.setattr(layer_weights, "BLOCK_ELEMENTS", elements)
+    batch, num_heads, query_len, key_len = shape
+    full = list(layer_weights.block_ranges(shape))
+    causal = list(layer_weights.block_ranges(shape, is_causal=True))
+    for ranges in (full, causal):
+        assert [query for start, stop in ranges for query in range(start, stop)] == list(range(query_len))
+    for start, stop in causal:
+        assert stop - start == 1 or (stop - start) * min(stop, key_len) * batch * num_heads <= elements
+        assert stop - start <= 2 * (full[0][1] - full[0][0])
+    assert len(causal) < len(full) or elements == 1
 
 
 def test_the_softmax_of_a_bfloat16_layer_runs_in_float32(q_and_k):

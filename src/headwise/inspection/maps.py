@@ -163,5 +163,4 @@ class _Text:
     def weights(self, block: CountedBlock) -> Float[Tensor, "num_heads rows num_keys"]:
         """Return the weights of those queries that are in the block, on the keys."""
         device = block.weights.device
-        queries = self.queries[self.queries_of(block)] - block.start
-        return block.weights[self.row].index_select(1, queries.to(device)).index_select(2, self.keys.to(device))
+        return block.of_text(self.row, self.queries[self.queries_of(block)].to(device), self.keys.to(device))

@@ -155,6 +155,7 @@ def _mixed_blocks(layer: LayerWeights, heads: Combination) -> Iterator[Float[Ten
             combined = block.weights.mean(dim=1)
         else:
             combined = block.weights.amax(dim=1) if heads == "max" else block.weights.amin(dim=1)
+        combined = torch.nn.functional.pad(combined, (0, key_len - combined.shape[-1]))
         rows = torch.arange(combined.shape[1], device=combined.device)
         combined[:, rows, block.start + rows] += 1.0  # the factor 1/2 goes with the division
         yield combined / combined.sum(dim=-1, keepdim=True)

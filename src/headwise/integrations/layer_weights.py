@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from math import isqrt
 from typing import NamedTuple, overload
 
 import torch
@@ -17,7 +18,8 @@ BLOCK_ELEMENTS = 2**19  # weights in one block: 2 MiB in float32, so that statis
 class WeightBlock(NamedTuple):
     """Weights of the queries `start`, `start + 1`, ... of one layer, which keys they may read, and what they are of.
 
-    `scores` are what the softmax reads, -inf on hidden keys; None where a layer gave its weights whole.
+    The keys are the first ones; those left off, if any, are hidden from every query of the block. `scores` are what the
+    softmax reads, -inf on hidden keys; None where a layer gave its weights whole.
     """
 
     start: int
@@ -79,20 +81,27 @@ class ProjectedWeights:
         return self.query.device
 
     def blocks(self) -> Iterator[WeightBlock]:
-        """Yield the weights from the first query to the last, as many queries at a time as a block holds."""
-        for start, stop in block_ranges(self.shape):
-            yield self.block(start, stop)
+        """Yield the weights from the first query to the last, as many queries at a time as a block holds.
 
-    def block(self, start: int, stop: int) -> WeightBlock:
-        """Return the weights of the queries `start`, ..., `stop - 1`."""
-        visible = self._visible(start, stop)
-        scores = self._scores(start, stop).masked_fill_(~visible, -torch.inf)
+        Of a causal layer a block ends with the last key that its last query sees, which halves the work.
+        """
+        for start, stop in block_ranges(self.shape, is_causal=self.is_causal):
+            yield self.block(start, stop, num_keys=stop if self.is_causal else None)
+
+    def block(self, start: int, stop: int, *, num_keys: int | None = None) -> WeightBlock:
+        """Return the weights of the queries `start`, ..., `stop - 1` on all keys, or on the first `num_keys`.
+
+        The queries must see none of the keys that are left off.
+        """
+        key_len = self.shape[3] if num_keys is None else min(num_keys, self.shape[3])
+        visible = self._visible(start, stop, key_len)
+        scores = fill_hidden(self._scores(start, stop, key_len), visible, -torch.inf)
         if self.sink is not None:
             sink = self.sink.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
             scores = torch.cat([scores, sink], dim=-1)
         # a row without a visible key is nan after the softmax; its weights are 0 by definition
-        weights = torch.softmax(scores, dim=-1)[..., : self.shape[3]].masked_fill_(~visible, 0.0)
-        return WeightBlock(start, weights, visible, scores[..., : self.shape[3]])
+        weights = fill_hidden(torch.softmax(scores, dim=-1)[..., :key_len], visible, 0.0)
+        return WeightBlock(start, weights, visible, scores[..., :key_len])
 
     def of_head(self, text: int, head: int) -> "ProjectedWeights":
         """Return the same of one text and one query head, as a layer of that head alone."""
@@ -122,27 +131,28 @@ class ProjectedWeights:
             is_causal=False,
         )
 
-    def _scores(self, start: int, stop: int) -> Tensor:
+    def _scores(self, start: int, stop: int, key_len: int) -> Tensor:
         precise = torch.promote_types(self.query.dtype, torch.float32)
-        batch, num_heads, _, key_len = self.shape
+        batch, num_heads, _, _ = self.shape
         num_kv_heads = self.key.shape[1]
         # grouped heads: the queries of one key head stand side by side, so that keys need no copy
         q = self.query[:, :, start:stop].to(precise).reshape(batch, num_kv_heads, -1, self.query.shape[-1])
-        scores = (q @ self.key.to(precise).transpose(-2, -1)).view(batch, num_heads, stop - start, key_len)
+        scores = (q @ self.key[:, :, :key_len].to(precise).transpose(-2, -1)).view(
+            batch, num_heads, stop - start, key_len
+        )
         scores *= self.scale
         scores = cap_scores(scores, self.softcap)
         if self.bias is not None:
-            scores += _rows(self.bias, start, stop)
+            scores += _rows(self.bias, start, stop)[..., :key_len]
         return scores
 
-    def _visible(self, start: int, stop: int) -> Tensor:
-        batch, _, _, key_len = self.shape
+    def _visible(self, start: int, stop: int, key_len: int) -> Tensor:
         visible = torch.ones(1, 1, stop - start, key_len, dtype=torch.bool, device=self.query.device)
         if self.is_causal:
             visible = visible.tril(diagonal=start)
         if self.mask is not None:
-            visible = visible & _rows(self.mask, start, stop)
-        return visible.expand(batch, -1, -1, -1)
+            visible = visible & _rows(self.mask, start, stop)[..., :key_len]
+        return visible.expand(self.shape[0], -1, -1, -1)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -178,7 +188,7 @@ class GivenWeights:
     def block(self, start: int, stop: int) -> WeightBlock:
         """Return the weights of the queries `start`, ..., `stop - 1`."""
         visible = self.visible[:, :, start:stop]
-        return WeightBlock(start, self.weights[:, :, start:stop].masked_fill(~visible, 0.0), visible)
+        return WeightBlock(start, fill_hidden(self.weights[:, :, start:stop], visible, 0.0), visible)
 
     def of_rows(self, index: Int[Tensor, "batch rows"]) -> "GivenWeights":
         """Return the same of some queries, those `index` of each text."""
@@ -233,12 +243,32 @@ def is_self_attention(query: Tensor, key: Tensor | None) -> bool:
     return key is None or query is key or (query.shape == key.shape and torch.equal(query, key))
 
 
-def block_ranges(shape: tuple[int, int, int, int]) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of blocks of queries that hold at most BLOCK_ELEMENTS weights, one query at the least."""
+def fill_hidden(
+    values: Float[Tensor, "batch num_heads rows key_len"],
+    visible: Bool[Tensor, "mask_batch mask_heads rows key_len"],
+    filler: float,
+) -> Float[Tensor, "batch num_heads rows key_len"]:
+    """Return the values with `filler` on hidden keys: the tensor itself where none is hidden, else a new one."""
+    return values if bool(visible.all()) else torch.where(visible, values, filler)
+
+
+def block_ranges(shape: tuple[int, int, int, int], *, is_causal: bool = False) -> Iterator[tuple[int, int]]:
+    """Yield (start, stop) of blocks of queries that hold at most BLOCK_ELEMENTS weights, one query at the least.
+
+    If `is_causal`, a block holds the weights on the keys up to its last query. Where those are few it has more queries,
+    up to twice as many: what is kept of all keys stays small.
+    """
     batch, num_heads, query_len, key_len = shape
-    rows = max(1, BLOCK_ELEMENTS // max(1, batch * num_heads * key_len))
-    for start in range(0, query_len, rows):
-        yield start, min(start + rows, query_len)
+    pairs = BLOCK_ELEMENTS // max(1, batch * num_heads)  # of a query and a key
+    start = 0
+    while start < query_len:
+        rows = max(1, pairs // max(1, key_len))
+        if is_causal:
+            # rows * (start + rows) <= pairs
+            rows = max(rows, min(2 * rows, (isqrt(start**2 + 4 * pairs) - start) // 2))
+        stop = min(start + rows, query_len)
+        yield start, stop
+        start = stop
 
 
 def _rows(tensor: Tensor | RowsOf, start: int, stop: int) -> Tensor:

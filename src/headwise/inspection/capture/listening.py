@@ -146,7 +146,7 @@ def check_weights(module: nn.Module, call: AttendedCall) -> None:
     Raises:
         UnsupportedError: they differ by more than rounding.
     """
-    batch, num_heads, query_len, key_len = call.weights.shape
+    batch, num_heads, query_len, _ = call.weights.shape
     output = call.output.transpose(1, 2)
     is_same = output.shape == (batch, num_heads, query_len, call.value.shape[-1])
     if is_same and 0 not in output.shape:
@@ -159,8 +159,9 @@ def check_weights(module: nn.Module, call: AttendedCall) -> None:
         eps = max(torch.finfo(dtype).eps for dtype in (call.output.dtype, torch.float32))
         tolerance = 8 * eps * (2 + reach) * value.abs().amax()
         for block in call.weights.blocks():
-            grouped = block.weights.to(precise).reshape(batch, value.shape[1], -1, key_len)
-            got = (grouped @ value).view(batch, num_heads, -1, value.shape[-1])
+            num_keys = block.weights.shape[3]
+            grouped = block.weights.to(precise).reshape(batch, value.shape[1], -1, num_keys)
+            got = (grouped @ value[:, :, :num_keys]).view(batch, num_heads, -1, value.shape[-1])
             expected = output[:, :, block.start : block.start + got.shape[2]].to(precise)
             # a query that sees no key gets the mean of all values from some functions
             error = (got - expected).abs() * block.visible.any(-1, keepdim=True)

@@ -92,12 +92,11 @@ def _sums_of_weights(block: CountedBlock, stands_for: Tensor) -> Sums:
     weights = block.weights
     num_visible = block.num_visible.expand(weights.shape[:3])
     stands_for = stands_for * (num_visible > 0)
-    first_token = block.first_token[:, None, None, None].expand(*weights.shape[:3], 1)
     per_query = {
         "queries": torch.ones_like(stands_for),
         "choosers": num_visible >= 2,
         **spread_of(block),
-        "sink_mass": weights.gather(-1, first_token).squeeze(-1),
+        "sink_mass": block.on_first_token(),
         "padding_mass": block.padding_mass,
     }
     sums = {name: (values * stands_for).sum(dim=(0, 2)) for name, values in per_query.items()}

@@ -90,7 +90,7 @@ class RelationSums:
         )
 
     def _add_pair(self, number: int, weights: Tensor, second: int) -> None:
-        on_second = weights[:, second]
+        on_second = weights[:, second] if second < weights.shape[1] else torch.zeros_like(weights[:, 0])
         largest = weights.amax(dim=-1)
         num_largest = (weights == largest.unsqueeze(-1)).sum(dim=-1)
         follows = (on_second == largest) & (largest > 0)

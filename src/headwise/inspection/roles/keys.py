@@ -54,11 +54,11 @@ class KeySet:
 
     def weight(self, weights: Float[Tensor, "batch num_heads rows key_len"]) -> Float[Tensor, "batch num_heads rows"]:
         """Return each query's weight on all its keys."""
-        return (weights * self.members[:, None]).sum(dim=-1)
+        return (weights * self._members(weights)).sum(dim=-1)
 
     def applies(self, visible: Bool[Tensor, "batch mask_heads rows key_len"]) -> Bool[Tensor, "batch mask_heads rows"]:
         """Tell which queries the role is for and may read one of its keys."""
-        return (visible & self.members[:, None]).any(dim=-1) & self.queries[:, None, :]
+        return (visible & self._members(visible)).any(dim=-1) & self.queries[:, None, :]
 
     def contains(self, keys: Int[Tensor, "batch num_heads rows"]) -> Bool[Tensor, "batch num_heads rows"]:
         """Tell whether each of some keys, one a query, is the role's."""
@@ -68,7 +68,11 @@ class KeySet:
 
     def best(self, weights: Float[Tensor, "batch num_heads rows key_len"]) -> Int[Tensor, "batch num_heads rows"]:
         """Return the one of the role's keys that each query puts most on; any where it has none."""
-        return weights.masked_fill(~self.members[:, None], -1.0).argmax(dim=-1)
+        return weights.masked_fill(~self._members(weights), -1.0).argmax(dim=-1)
+
+    def _members(self, block: Tensor) -> Tensor:
+        """Return which of the keys that a block has are members."""
+        return self.members[:, None, :, : block.shape[-1]]
 
 
 RoleKeys = OneKey | KeySet

@@ -40,7 +40,7 @@ def role_weights(
     *,
     start: int,
     first_token: Int[Tensor, " batch"],
-    separators: Bool[Tensor, "batch key_len"],
+    separators: Bool[Tensor, "batch seq_len"],
 ) -> RoleWeights:
     """Read off the weight that the queries `start`, `start + 1`, ... put on the key of every role.
 
@@ -49,7 +49,7 @@ def role_weights(
         visible: which real keys each query may read.
         start: index of the first query.
         first_token: index of each text's first real token.
-        separators: which tokens are separators.
+        separators: which tokens are separators, of the whole text.
     """
     rows = torch.arange(start, start + weights.shape[2], device=weights.device).unsqueeze(0)
     first = first_token.unsqueeze(-1)

@@ -10,7 +10,7 @@ from headwise.inspection.capture.reading import require_shape
 from headwise.inspection.roles.keys import RoleKeys, visible_choices
 from headwise.inspection.roles.rule import UNIFORM, Score
 from headwise.inspection.roles.texts import RoleTexts
-from headwise.integrations.layer_weights import LayerWeights, WeightBlock
+from headwise.integrations.layer_weights import LayerWeights, WeightBlock, fill_hidden
 
 
 @dataclass(eq=False)
@@ -98,8 +98,9 @@ class RoleSums:
 
     def _add_block(self, block: WeightBlock, texts: RoleTexts, first_text: int) -> None:
         rows = torch.arange(block.start, block.start + block.weights.shape[2], device=block.weights.device)
-        visible = block.visible & texts.real[:, None, None, :] & texts.real[:, None, rows, None]
-        weights = block.weights.masked_fill(~visible, 0.0)
+        real_keys = texts.real[:, : block.weights.shape[3]]
+        visible = block.visible & real_keys[:, None, None, :] & texts.real[:, None, rows, None]
+        weights = fill_hidden(block.weights, visible, 0.0)
         chooses = visible_choices(visible)
         largest = weights.argmax(dim=-1)
         for name, keys in texts.keys_of_roles(rows).items():

@@ -25,8 +25,8 @@ def patch_distances(
     assert block.places is not None
     is_patch = (block.places >= 0).all(dim=-1)
     places = block.places.double()
-    distance = (places[block.rows].unsqueeze(1) - places).square().sum(dim=-1).sqrt()  # (rows, keys)
-    weights = block.weights * is_patch
+    distance = (places[block.rows].unsqueeze(1) - places[block.keys]).square().sum(dim=-1).sqrt()  # (rows, keys)
+    weights = block.weights.double() * is_patch[block.keys]
     mass = weights.sum(dim=-1)
     has_one = is_patch[block.rows] & (mass != 0)  # a NaN is carried on
     mean = (weights * distance).sum(dim=-1) / mass

@@ -25,15 +25,17 @@ def places_of(block: CountedBlock) -> dict[str, Float[Tensor, "batch num_heads r
     weights = block.weights
     first = block.first_token[:, None]
     on_known_keys = {
-        "sink_mass": weights.gather(-1, first[:, None, :, None].expand(*weights.shape[:3], 1)).squeeze(-1),
+        "sink_mass": block.on_first_token(),
         "padding_mass": block.padding_mass,
     }
     if block.real_keys is not None:
         return on_known_keys
     distance = (block.rows[:, None] - block.keys).abs().double()
-    mean = (weights * distance).sum(dim=-1)
-    square = (weights * distance.square()).sum(dim=-1)
-    mass = weights.sum(dim=-1)
+    # in float64: of a head that reads one key far away, the spread is a small difference of large numbers
+    weighted = weights.double() * distance
+    mean = weighted.sum(dim=-1)
+    square = weighted.mul_(distance).sum(dim=-1)
+    mass = weights.sum(dim=-1, dtype=torch.float64)
     mass = mass + (mass == 0)  # a query that does not count
     own_block = first + (block.rows - first).div(BLOCK_TOKENS, rounding_mode="floor") * BLOCK_TOKENS
     around = torch.arange(-DIAGONAL_REACH, DIAGONAL_REACH + 1, device=weights.device)

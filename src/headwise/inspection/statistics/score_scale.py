@@ -5,6 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from headwise.inspection.statistics.counted import CountedBlock
+from headwise.integrations.layer_weights import fill_hidden
 
 
 def scores_of(block: CountedBlock) -> dict[str, Float[Tensor, "batch num_heads rows"]]:
@@ -17,15 +18,15 @@ def scores_of(block: CountedBlock) -> dict[str, Float[Tensor, "batch num_heads r
         block: a block with scores.
     """
     assert block.scores is not None
-    scores = block.scores.masked_fill(~block.visible, 0.0)
-    count = block.num_visible.clamp(min=1)
-    largest = torch.maximum(scores.amax(dim=-1), -scores.amin(dim=-1)).double()
-    mean = scores.sum(dim=-1, dtype=torch.float64) / count
+    scores = fill_hidden(block.scores, block.visible, 0.0)
+    count = block.num_visible.clamp(min=1).double()
+    largest = torch.maximum(scores.amax(dim=-1), -scores.amin(dim=-1))
+    mean = scores.sum(dim=-1) / count
     # around the mean and not around 0: the square of a constant on all scores would drown their spread
-    centred = (scores - mean.to(scores.dtype).unsqueeze(-1)).masked_fill_(~block.visible, 0.0)
+    centred = fill_hidden(scores - mean.to(scores.dtype).unsqueeze(-1), block.visible, 0.0)
     square = torch.linalg.vector_norm(centred, dim=-1, dtype=torch.float64).square()
     return {
-        "mean_abs_score": torch.linalg.vector_norm(scores, 1, dim=-1, dtype=torch.float64) / count,
+        "mean_abs_score": scores.abs().sum(dim=-1) / count,
         "max_abs_score": largest,
         "score_spread": (square / count).sqrt(),
     }

@@ -10,6 +10,7 @@ from headwise.errors import TextError
 from headwise.inspection.results import HeadDivergence
 from headwise.inspection.statistics.counted import CountedBlock, count_block
 from headwise.inspection.statistics.kinds import TokenKinds
+from headwise.inspection.statistics.spread import entropy_of
 from headwise.integrations.layer_weights import LayerWeights, block_ranges
 
 MAX_TOKENS_ACROSS = 1024  # every two heads of a model are met: 36,000 pairs in one of 30 layers and 9 heads
@@ -44,14 +45,14 @@ class DivergenceSums:
         rest = 1 - weights.sum(dim=-1, keepdim=True)
         if bool((rest > REST_FROM).any()):
             weights = torch.cat([weights, rest.where(rest > REST_FROM, 0.0)], dim=-1)
-        entropy = torch.special.entr(weights).sum(dim=-1)
+        entropy = entropy_of(weights)
         for head in range(len(self.sums)):
             # heads before this one have met it already
             own, others = slice(head, head + 1), slice(head, None)
             both = counts[:, own] & counts[:, others]
-            mixed = torch.special.entr((weights[:, own] + weights[:, others]) / 2).sum(dim=-1)
+            mixed = entropy_of((weights[:, own] + weights[:, others]) / 2)
             divergence = mixed - (entropy[:, own] + entropy[:, others]) / 2
-            self.sums[head, others] += divergence.where(both, 0.0).sum(dim=(0, 2)).cpu()
+            self.sums[head, others] += divergence.where(both, 0.0).sum(dim=(0, 2), dtype=torch.float64).cpu()
             self.num_queries[head, others] += both.sum(dim=(0, 2)).cpu()
 
     def to_result(self, heads: Sequence[tuple[int, int]]) -> HeadDivergence:

@@ -20,9 +20,10 @@ def spread_of(block: CountedBlock) -> dict[str, Float[Tensor, "batch num_heads r
     """
     weights, num_visible = block.weights, block.num_visible
     key_len = weights.shape[-1]
-    entropy = torch.special.entr(weights).sum(dim=-1)
+    entropy = entropy_of(weights)
     # every key that does not count has weight 0 and is among the small ones
-    num_small = torch.count_nonzero(weights < (SPARSE_BELOW / num_visible.clamp(min=1)).unsqueeze(-1), dim=-1)
+    smallest = (SPARSE_BELOW / num_visible.clamp(min=1)).unsqueeze(-1)
+    num_small = torch.lt(weights, smallest, out=torch.empty_like(weights)).sum(dim=-1)  # a sum of bools is slow
     return {
         "entropy": entropy,
         # a query with one key has log n = 0, and an entropy above 0 if a sink or padding holds a part of its weight
@@ -33,10 +34,16 @@ def spread_of(block: CountedBlock) -> dict[str, Float[Tensor, "batch num_heads r
     }
 
 
+def entropy_of(weights: Float[Tensor, "*queries key_len"]) -> Float[Tensor, "*queries"]:
+    """Return `-sum_j w_j log w_j`, in nats, 0 log 0 being 0; a NaN is carried on. `torch.special.entr` is slower."""
+    log = weights.clamp(min=torch.finfo(weights.dtype).tiny).log_()
+    return -log.mul_(weights).sum(dim=-1)
+
+
 def carrying_keys(block: CountedBlock) -> Float[Tensor, "batch num_heads rows"]:
     """Return the least number of keys that hold 90 % of each query's weight; it sorts every row."""
     heaviest_first = block.weights.sort(dim=-1, descending=True).values
-    carried = heaviest_first.cumsum(dim=-1)
+    carried = heaviest_first.cumsum(dim=-1, dtype=torch.float64)
     total = carried[..., -1:]
     num_before = torch.count_nonzero(carried < CARRIED * (1 - ROUNDING) * total, dim=-1)
     return (num_before + 1) * (block.num_visible > 0) + 0.0 * total.squeeze(-1)

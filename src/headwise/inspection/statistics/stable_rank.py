@@ -85,7 +85,9 @@ def _multiply(
         weights = block.weights
         if is_padded:
             queries = kinds.real[:, block.start : block.start + weights.shape[2]]
-            weights = weights.masked_fill(~(queries[:, None, :, None] & kinds.keys[:, None, None, :]), 0.0)
-        product += weights.transpose(-2, -1) @ (weights @ vectors.to(weights.dtype))
+            keys = kinds.keys[:, None, None, : weights.shape[3]]
+            weights = torch.where(queries[:, None, :, None] & keys, weights, 0.0)
+        known = slice(weights.shape[3])
+        product[:, :, known] += weights.transpose(-2, -1) @ (weights @ vectors[:, :, known].to(weights.dtype))
         square += torch.linalg.vector_norm(weights, dim=(-2, -1), dtype=torch.float64).square()
     return product, square

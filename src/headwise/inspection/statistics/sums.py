@@ -82,7 +82,7 @@ class LayerSums:
             per_query["num_keys_for_90_percent"] = carrying_keys(counted)
             self.divergences.add(counted)
         for name, values in per_query.items():
-            self.sums[name] = self.sums.get(name, 0.0) + values.sum(dim=(0, 2)).cpu()
+            self.sums[name] = self.sums.get(name, 0.0) + values.sum(dim=(0, 2), dtype=torch.float64).cpu()
         self._count(counted, has_nan=per_query["entropy"].isnan())
         self.first_tokens.add(counted)
 
@@ -95,7 +95,7 @@ class LayerSums:
             block.weights, block.visible, start=block.start, first_token=block.first_token, separators=separators
         )
         self.has_roles = True
-        self.role_sums += (roles.weights * roles.applies).sum(dim=(1, 3)).cpu()
+        self.role_sums += (roles.weights * roles.applies).sum(dim=(1, 3), dtype=torch.float64).cpu()
         self.role_queries += roles.applies.expand(-1, -1, self.num_heads, -1).sum(dim=(1, 3)).cpu()
 
     def _count(self, block: CountedBlock, *, has_nan: Tensor) -> None:

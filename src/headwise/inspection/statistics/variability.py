@@ -35,8 +35,7 @@ class FirstTokens:
         for text, queries, keys, map_ in self.batch:
             found = (queries >= block.start) & (queries < stop)
             if found.any():
-                rows = block.weights[text].index_select(1, queries[found] - block.start)
-                map_[:, found.cpu()] = rows.index_select(2, keys).cpu().float()
+                map_[:, found.cpu()] = block.of_text(text, queries[found], keys).cpu().float()
 
     def _start_batch(self, real: Bool[Tensor, "batch query_len"], real_keys: Bool[Tensor, "batch key_len"]) -> None:
         self.batch = []
