@@ -15,8 +15,9 @@ from headwise.experiments.engine import Engine, Job, LocalEngine
 from headwise.experiments.examples import TokenTask
 from headwise.experiments.intervals import paired_difference
 from headwise.experiments.recipe import Recipe
-from headwise.experiments.results import ArmResult, ComparisonResult, Run
+from headwise.experiments.results import ArmResult, ComparisonResult
 from headwise.experiments.run import ModelDescription, RunSettings
+from headwise.experiments.run_result import Run
 
 TUNING_SEED = 2**20  # of the runs that a learning rate is chosen on: none of a comparison's own
 METRICS = ("loss", "accuracy", "exact", "whole")

@@ -10,8 +10,8 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from headwise.config.checks import require_size
-from headwise.experiments.results import Run
 from headwise.experiments.run import RunSettings, run
+from headwise.experiments.run_result import Run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,8 @@ from headwise.experiments.answers import AnswerSums, bucket_of, loss_sum
 from headwise.experiments.examples import Examples, TokenTask
 from headwise.experiments.recipe import Recipe
 from headwise.experiments.recurrent import RecurrentConfig, RecurrentModel
-from headwise.experiments.results import Run
 from headwise.experiments.run_folder import RunFolder
+from headwise.experiments.run_result import Run
 from headwise.experiments.training import Training
 from headwise.nn.build import build
 
