@@ -1,5 +1,7 @@
 """Listening to headwise's own attention: what is heard is what the layers return when they are asked for weights."""
 
+from threading import Event, Thread
+
 import pytest
 import torch
 import transformers
@@ -348,3 +350,25 @@ def test_a_module_of_cross_attention_alone_says_by_which_name_it_is_read():
     shapes = []
     open_reader(layer, inputs, stack="cross").read(inputs, lambda number, weights: shapes.append(weights.shape))
     assert shapes == [(BATCH, HEADS, TOKENS, KEYS)]
+
+
+def test_a_layer_that_another_thread_runs_meanwhile_is_not_told_as_the_one_that_calls():
+    torch.manual_seed(0)
+    layer = MultiHeadAttention(embed_dim=WIDTH, num_heads=HEADS)
+    is_inside, may_end = Event(), Event()
+    calls = []
+
+    def wait(*_):
+        is_inside.set()
+        assert may_end.wait(30)
+
+    with observe_own_attention(layer, calls.append):
+        layer.register_forward_pre_hook(wait)
+        other = Thread(target=layer, args=(torch.randn(1, TOKENS, WIDTH),))
+        other.start()
+        assert is_inside.wait(30)
+        q = torch.randn(1, HEADS, TOKENS, 2)
+        attention(q, q, q)  # of no layer
+        may_end.set()
+        other.join()
+    assert [call.module for call in calls] == [None]

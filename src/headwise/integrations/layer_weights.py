@@ -249,7 +249,12 @@ def fill_hidden(
     filler: float,
 ) -> Float[Tensor, "batch num_heads rows key_len"]:
     """Return the values with `filler` on hidden keys: the tensor itself where none is hidden, else a new one."""
-    return values if bool(visible.all()) else torch.where(visible, values, filler)
+    return values if is_known_full(visible) else torch.where(visible, values, filler)
+
+
+def is_known_full(mask: Bool[Tensor, "*shape"]) -> bool:
+    """Tell whether a mask is True everywhere and that is known at once: no other device than the CPU is waited for."""
+    return mask.device.type == "cpu" and bool(mask.all())
 
 
 def block_ranges(shape: tuple[int, int, int, int], *, is_causal: bool = False) -> Iterator[tuple[int, int]]:

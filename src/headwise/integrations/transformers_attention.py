@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import cache
 from inspect import signature
-from threading import Lock
+from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -250,8 +250,11 @@ class _Crossing:
 
     def __init__(self, names: tuple[str, ...], layers: set[nn.Module]):
         self.names, self.layers = names, layers
+        self.thread = get_ident()  # another one may be in a pass of the same layers
 
     def before(self, layer: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        if get_ident() != self.thread:
+            return
         given = {**dict(zip(self.names, args, strict=False)), **keywords}
         others = [given[name] for name in OTHER_TOKENS if isinstance(given.get(name), Tensor)]
         own = given.get(self.names[0])
@@ -259,7 +262,8 @@ class _Crossing:
             self.layers.add(layer)
 
     def after(self, layer: nn.Module, *_: Any) -> None:
-        self.layers.discard(layer)
+        if get_ident() == self.thread:
+            self.layers.discard(layer)
 
 
 def _to_call(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -59,14 +60,17 @@ class _Ear:
 
     def __init__(self, listener: Listener, on_error: OnError | None):
         self.listener, self.on_error = listener, on_error
+        self.thread = get_ident()  # another one may be in a pass of the same layers
         # layers that run just now, and whether keys are of other tokens
         self.running: list[tuple[nn.Module, bool]] = []
 
     def before(self, layer: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        self.running.append((layer, not isinstance(layer, LatentAttention) and _reads_others(*args, **keywords)))
+        if get_ident() == self.thread:
+            self.running.append((layer, not isinstance(layer, LatentAttention) and _reads_others(*args, **keywords)))
 
     def after(self, *_: Any) -> None:
-        self.running.pop()
+        if get_ident() == self.thread:
+            self.running.pop()
 
     def hear(self, call: Call) -> None:
         layer, is_cross = self.running[-1] if self.running else (None, call.query.shape[2] != call.key.shape[2])

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from headwise.inspection.monitoring.drawn_rows import DrawnRows
 from headwise.inspection.monitoring.results import WEIGHT_EDGES
-from headwise.inspection.statistics.counted import CountedBlock
+from headwise.inspection.statistics.counted import CountedBlock, count_block
+from headwise.inspection.statistics.kinds import TokenKinds
 from headwise.inspection.statistics.spread import spread_of
-from headwise.integrations.layer_weights import LayerWeights, ProjectedWeights, WeightBlock
+from headwise.integrations.layer_weights import LayerWeights, ProjectedWeights, WeightBlock, fill_hidden
 
 MEANS = ("entropy", "normalized_entropy", "sparsity", "sink_mass", "padding_mass")
 SCORES = ("mean_abs_score", "max_abs_score", "largest_product")
@@ -36,18 +37,20 @@ def measure_heads(
         drawn: which they are and for how many each stands.
         real_keys: which keys are no padding.
     """
+    is_drawn = drawn.weight > 0
+    kinds = TokenKinds(is_drawn, torch.zeros_like(is_drawn), real_keys=real_keys)
     sums: Sums = {}
     largest = {name: torch.zeros(layer.shape[1], device=drawn.weight.device) for name in SCORES[1:]}
     for block in layer.blocks():
         stands_for = drawn.weight[:, None, block.start : block.start + block.weights.shape[2]]
-        counted = _count(block, stands_for, real_keys)
+        counted = count_block(block, kinds)
         _add(sums, _sums_of_weights(counted, stands_for))
         if block.scores is not None and isinstance(layer, ProjectedWeights):
-            sizes = block.scores.masked_fill(~counted.visible, 0.0).abs_()
+            sizes = fill_hidden(block.scores, counted.visible, 0.0).abs()
             mean = sizes.sum(dim=-1) / counted.num_visible.clamp(min=1)
             _add(sums, {"mean_abs_score": (mean * stands_for).sum(dim=(0, 2))})
-            products = _products(layer, block).masked_fill(~counted.visible, 0.0)
-            for name, values in (("max_abs_score", sizes), ("largest_product", products.abs_())):
+            products = fill_hidden(_products(layer, block), counted.visible, 0.0)
+            for name, values in (("max_abs_score", sizes), ("largest_product", products.abs())):
                 largest[name] = torch.maximum(largest[name], values.amax(dim=(0, 2, 3)))
     figures = {
         name: sums[name] / sums["choosers" if name == "normalized_entropy" else "queries"].clamp(min=1)
@@ -69,22 +72,6 @@ def _products(layer: ProjectedWeights, block: WeightBlock) -> Tensor:
     scores = plain.block(block.start, block.start + block.weights.shape[2]).scores
     assert scores is not None
     return scores
-
-
-def _count(block: WeightBlock, stands_for: Tensor, real_keys: Tensor) -> CountedBlock:
-    """Find what counts of a block, as `count_block` does, but of drawn queries and in float32, at half the cost."""
-    is_query = stands_for > 0
-    visible = block.visible & real_keys[:, None, None, :] & is_query.unsqueeze(-1)
-    return CountedBlock(
-        start=block.start,
-        weights=block.weights.masked_fill(~visible, 0.0),
-        visible=visible,
-        num_visible=visible.sum(dim=-1).to(block.weights.dtype),
-        real=real_keys,
-        first_token=real_keys.int().argmax(dim=-1),
-        padding_mass=block.weights.masked_fill(real_keys[:, None, None, :], 0.0).sum(dim=-1),
-        sees=block.visible.any(dim=-1) & is_query,
-    )
 
 
 def _sums_of_weights(block: CountedBlock, stands_for: Tensor) -> Sums:

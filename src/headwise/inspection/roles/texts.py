@@ -18,6 +18,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from headwise.inspection.roles.keys import KeySet, OneKey, RoleKeys, other_than
+from headwise.inspection.texts.batches import pad
 from headwise.inspection.texts.windows import Window
 
 FIRST_OFFSET, LAST_OFFSET = 2, 8  # nearer ones are roles of their own: previous, next, self
@@ -124,25 +125,20 @@ def batches_of_windows(
 
 
 def _batch(windows: Sequence[Window], counts: Counter[int], special_ids: Collection[int], pad_id: int) -> RoleTexts:
-    shape = (len(windows), max(len(window.ids) for window in windows))
-    ids = torch.full(shape, pad_id)
-    real, separators, punctuation, rare = (torch.zeros(shape, dtype=torch.bool) for _ in range(4))
+    ids, kinds = pad(windows, pad_id)
+    punctuation, rare = torch.zeros_like(kinds.real), torch.zeros_like(kinds.real)
     for row, window in enumerate(windows):
-        length = len(window.ids)
-        ids[row, :length] = torch.tensor(window.ids)
-        real[row, :length] = True
-        separators[row, :length] = torch.tensor(window.separators)
         own = [index for index, token in enumerate(window.ids) if token not in special_ids]
         punctuation[row, [index for index in own if is_punctuation(window.labels[index])]] = True
         rare[row, sorted(own, key=lambda index: (counts[window.ids[index]], -window.ids[index]))[:NUM_RARE]] = True
     return RoleTexts(
         ids=ids,
-        real=real,
-        places=torch.arange(shape[1]).expand(shape),
-        separators=separators,
+        real=kinds.real,
+        places=torch.arange(ids.shape[1]).expand(ids.shape),
+        separators=kinds.separators,
         punctuation=punctuation,
         rare=rare,
-        first_copy=torch.full(shape, -1),
+        first_copy=torch.full_like(ids, -1),
     )
 
 

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from headwise.inspection.statistics.kinds import TokenKinds
-from headwise.integrations.layer_weights import WeightBlock, fill_hidden
+from headwise.integrations.layer_weights import WeightBlock, fill_hidden, is_known_full
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -71,7 +71,7 @@ def count_block(block: WeightBlock, kinds: TokenKinds) -> CountedBlock:
     is_query = kinds.real[:, None, block.start : stop]
     real_keys = kinds.keys[:, : block.weights.shape[3]]
     visible = block.visible & real_keys[:, None, None, :] & is_query.unsqueeze(-1)
-    if real_keys.all():
+    if is_known_full(real_keys):
         padding_mass = torch.zeros_like(block.weights[..., 0])
     else:
         on_padding = block.weights @ (~real_keys).to(block.weights.dtype)[:, None, :, None]
