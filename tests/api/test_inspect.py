@@ -204,6 +204,24 @@ def test_a_page_of_many_tokens_keeps_what_there_is_room_for():
         kept = keep(144, num_tokens, map_tokens=None, detail=NO_DETAIL)
         assert (kept.map_tokens, kept.detail.overview_cells, kept.detail.top_keys) == (120, 52, top_keys)
     assert keep(288, 512, map_tokens=None, detail=NO_DETAIL).map_tokens == 85  # two parts share a page
+
+
+def test_maps_beyond_1_gib_are_refused_with_the_largest_that_fit():
+    # 270 heads: 1994^2 * 270 is the last number below 2^30
+    assert keep(270, 16384, map_tokens=1994, detail=NO_DETAIL).map_tokens == 1994
+    with pytest.raises(ConfigError, match=r"270 heads and 1,995 tokens are 1\.0 GiB: ask for map_tokens up to 1,994$"):
+        keep(270, 16384, map_tokens=1995, detail=NO_DETAIL)
+    assert keep(270, 1994, map_tokens=10**6, detail=NO_DETAIL).map_tokens == 10**6  # of a text that is short
+
+
+def test_what_is_no_tokenizer_is_named():
+    config = transformers.BertConfig(
+        vocab_size=VOCAB, hidden_size=12, num_attention_heads=HEADS, num_hidden_layers=1, intermediate_size=7
+    )
+    model = transformers.BertModel(config)
+    for look_at in (headwise.inspect, headwise.explain):
+        with pytest.raises(TextError, match="a text is read with a tokenizer of transformers; got 3"):
+            look_at(model, tokenizer=3)
     assert written_chars(144, 512) == pytest.approx(4.46e6, rel=0.01)
     assert written_chars(144, 4096) == pytest.approx(12.7e6, rel=0.01)
 

@@ -11,6 +11,7 @@ from headwise.api.example import beside, example_inputs
 from headwise.config.attention import AttentionConfig, Rotary
 from headwise.errors import ModelError, TextError
 from headwise.inspection.texts.default_text import default_texts
+from headwise.inspection.texts.prepare import require_tokenizer
 from headwise.inspection.texts.windows import Window, cut_into_windows, model_length
 from headwise.inspection.walkthrough.head_reading import HeadReading, read_head
 from headwise.inspection.walkthrough.head_steps import explain_reading
@@ -99,6 +100,7 @@ def _read(loaded: LoadedModule, text: str | None, inputs: Mapping[str, Any] | No
         raise ModelError(
             f"texts are read by a Hugging Face model and its tokenizer; {loaded.name} is none: give its inputs"
         )
+    require_tokenizer(loaded.tokenizer)
     longest = model_length(loaded.module, loaded.tokenizer)
     words = default_texts()[0] if text is None else text
     windows, _ = cut_into_windows(

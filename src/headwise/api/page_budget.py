@@ -14,6 +14,7 @@ itself (about 0.3 MB). Longer texts keep fewer keys, and none beyond 4,096 * 4 t
 from dataclasses import dataclass, replace
 from math import isqrt
 
+from headwise.errors import ConfigError
 from headwise.inspection.detail import Detail
 from headwise.loading.module import LoadedModule
 from headwise.results import BYTES_PER_KIB, BYTES_PER_MIB
@@ -23,6 +24,7 @@ OVERVIEW_BYTES = 384 * BYTES_PER_KIB
 TOP_KEYS = 4
 TOP_KEY_CHARS = 9_500_000  # heaviest keys of a page, as they are written
 CHARS_PER_KEY = 4
+MAX_MAP_BYTES = 2**30  # of exact maps, whatever is asked for
 UNKNOWN_MAP_TOKENS = 128  # of a module that does not say how many heads it has
 UNKNOWN_HEADS = MAP_BYTES // UNKNOWN_MAP_TOKENS**2
 
@@ -51,7 +53,16 @@ def keep(num_heads: int, num_tokens: int, *, map_tokens: int | None, detail: Det
         num_tokens: of the shown text.
         map_tokens: what the caller asks for; None = what there is room for.
         detail: the same.
+
+    Raises:
+        ConfigError: the maps that the caller asks for would take more than 1 GiB.
     """
+    if map_tokens is not None and (size := num_heads * min(map_tokens, num_tokens) ** 2) > MAX_MAP_BYTES:
+        raise ConfigError(
+            f"maps hold a byte for each head, query and key and must fit into 1 GiB; {num_heads} heads and "
+            f"{min(map_tokens, num_tokens):,} tokens are {size / MAX_MAP_BYTES:.1f} GiB: ask for map_tokens up to "
+            f"{isqrt(MAX_MAP_BYTES // num_heads):,}"
+        )
     covered = max(1, isqrt(MAP_BYTES // num_heads)) if map_tokens is None else map_tokens
     if map_tokens == 0 or num_tokens <= covered:
         return Kept(map_tokens=covered, detail=detail)
