@@ -1,3 +1,4 @@
+import math
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -9,6 +10,7 @@ from headwise.errors import ModelError
 from headwise.inspection.capture.listening import listen
 from headwise.inspection.capture.readers import open_reader, open_stacks
 from headwise.inspection.capture.stacks import StackNames
+from headwise.inspection.inspect import inspect_inputs
 from headwise.masks.data import KeyPadding
 from headwise.masks.patterns import Causal
 from headwise.nn.multihead import MultiHeadAttention
@@ -108,6 +110,16 @@ def test_bloom_whose_attention_is_its_own_is_read_in_eager_mode():
         expected = model(input_ids=IDS, attention_mask=PADDED, output_attentions=True).attentions
     torch.testing.assert_close(torch.stack(weights), torch.stack(expected))
     assert "2 of its 2 layers bypass transformers' AttentionInterface" in notes[0]
+
+
+def test_weights_that_are_nan_are_counted_as_such_in_eager_mode_too():
+    torch.manual_seed(0)
+    model = tiny_bloom().eval()
+    with torch.no_grad():
+        model.transformer.h[1].self_attention.query_key_value.weight[0, 0] = torch.nan
+    heads = [head for head in inspect_inputs(model, {"input_ids": IDS}).heads if head.layer == 1]
+    assert heads[0].num_nan_queries == IDS.numel() and math.isnan(heads[0].entropy)
+    assert all(head.num_empty_queries == 0 for head in heads)
 
 
 LAYER = torch.ones(2, 2, 7, 7) / 7

@@ -182,6 +182,10 @@ def test_a_mistake_in_a_step_stops_the_monitor_and_not_the_training(begin, end, 
         ({"input_ids": IDS - 100}, ("tokens of BertModel, from 0 to 18; got -",)),
         ({"input_ids": IDS.repeat(1, 2)}, ("at most 13 tokens a text", "got 14")),
         (PADDED, ("attention_mask must say of each token", "like input_ids; got")),
+        ({"input_ids": IDS[:, :0], "attention_mask": IDS[:, :0]}, ("of one token or more",)),
+        ({"input_ids": IDS[:0], "attention_mask": IDS[:0]}, ("of one token or more",)),
+        ({"input_ids": IDS, "attention_mask": IDS.tolist()}, ("attention_mask must be a tensor; got list",)),
+        ({"input_ids": IDS, 3: 4}, ("inputs must be named by what BertModel calls them; got 3",)),
     ],
     ids=[
         *(
@@ -195,6 +199,7 @@ def test_a_mistake_in_a_step_stops_the_monitor_and_not_the_training(begin, end, 
             "no text",
         ),
         *("above the vocabulary", "below 0", "too long", "another mask"),
+        *("no token, with a mask", "no text, with a mask", "a mask that is a list", "a number as a name"),
     ],
 )
 def test_inputs_that_no_model_can_read_are_told_as_such(door, inputs, words):
@@ -251,3 +256,34 @@ def test_a_module_without_heads_is_refused_by_its_class(door, model):
     inputs = (torch.ones(2, 3),)
     with pytest.raises(ModelError, match=type(model).__name__):
         DOORS[door](model, inputs)
+
+
+PAIR = ((0, 1, 2),)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: headwise.Detail(costly="no"), "costly must be True or False; got 'no'"),
+        (lambda: headwise.Detail(across_layers=torch.ones(2)), "across_layers must be True or False"),
+        (lambda: headwise.Detail(relations=3), "relations must be a tuple of Relation; got 3"),
+        (lambda: headwise.Detail(relations=headwise.Relation(name="a", pairs=PAIR)), "relations must be a tuple"),
+        (lambda: headwise.Detail(relations=("a",)), "each of relations must be of type Relation; got 'a'"),
+        (lambda: headwise.Detail(null=3), "null must be of type Inspection; got 3"),
+        (lambda: headwise.Relation(name="a", pairs=((1, 2),)), r"three whole numbers from 0 on; 'a' has \(1, 2\)"),
+        (lambda: headwise.Relation(name="a", pairs=("xyz",)), "has 'xyz'"),
+        (lambda: headwise.Relation(name="a", pairs=((0, 1.5, 2),)), "1.5"),
+        (lambda: headwise.Relation(name="a", pairs=((0, -1, 2),)), "-1"),
+        (lambda: headwise.Relation(name="a", pairs=((True, 0, 1),)), "True"),
+    ],
+)
+def test_a_detail_or_relation_of_another_kind_is_refused_as_it_is_made(make, words, without_type_checks):
+    with pytest.raises(HeadwiseError, match=words):
+        make()
+
+
+@pytest.mark.parametrize("place", [(torch.ones(2), 0), (0, [3]), (True, 0), (0, torch.ones(1))])
+def test_a_head_that_is_no_number_is_refused(place, without_type_checks):
+    layer, head = place
+    with pytest.raises(ModelError, match=r"(layer|head) must be a number from 0 to [12]; got"):
+        headwise.read_weights(bert(), {"input_ids": IDS}, layer=layer, head=head)

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from headwise.config.checks import require_size
+from headwise.config.checks import require_flag, require_instance, require_size, shown
+from headwise.errors import ConfigError
 from headwise.inspection.relations.relation import Relation
 from headwise.inspection.results import Inspection
 
@@ -21,7 +22,7 @@ class Detail:
         null: another inspection with the same relations, whose heads stand beside these: of an untrained model, say.
 
     Raises:
-        ConfigError: a count is no whole number from 0 on.
+        ConfigError: a count is no whole number from 0 on, a flag no flag, or relations and null are of another type.
     """
 
     costly: bool = False
@@ -32,8 +33,16 @@ class Detail:
     null: Inspection | None = None
 
     def __post_init__(self) -> None:
+        require_flag("costly", self.costly)
+        require_flag("across_layers", self.across_layers)
         require_size("top_keys", self.top_keys, minimum=0)
         require_size("overview_cells", self.overview_cells, minimum=0)
+        if not isinstance(self.relations, tuple | list):
+            raise ConfigError(f"relations must be a tuple of Relation; got {shown(self.relations)}")
+        for each in self.relations:
+            require_instance("each of relations", each, Relation)
+        if self.null is not None:
+            require_instance("null", self.null, Inspection)
 
 
 NO_DETAIL = Detail()

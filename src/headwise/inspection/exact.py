@@ -86,9 +86,10 @@ def weights_of_heads(
     def observe(number: int, layer: LayerWeights) -> None:
         nonlocal num_layers
         num_layers = number + 1
-        chosen = dict.fromkeys(head for of_layer, head in heads if of_layer == number)
-        for head in chosen:
-            found[number, head] = _rows_of_head(layer, head, rows, text, real_tokens, real_keys)
+        for of_layer, head in heads:
+            if _is_number(of_layer, num_layers) and of_layer == number:
+                weights = _rows_of_head(layer, head, rows, text, real_tokens, real_keys)  # which must be a number
+                found[number, head] = weights
 
     reader.read(inputs, observe)
     for number, _ in heads:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.config.checks import shown
 from headwise.errors import HeadwiseError, ModelError
 from headwise.inspection.capture.positions import turns_positions
 from headwise.integrations.text_config import text_config_of
@@ -70,6 +71,12 @@ def _require_mask(told: Mapping[str, Any]) -> None:
 
 def _reasons(model: Any, told: Mapping[str, Any]) -> Iterator[str]:
     """Yield why a Hugging Face model may fail on its inputs."""
+    unnamed = next((name for name in told if not isinstance(name, str)), None)
+    if unnamed is not None:
+        yield f"inputs must be named by what {type(model).__name__} calls them; got {shown(unnamed)} as a name"
+    mask = told.get("attention_mask")
+    if mask is not None and not isinstance(mask, Tensor):
+        yield f"attention_mask must be a tensor; got {type(mask).__name__}: torch.tensor(...) makes one"
     main = model.main_input_name
     if not told.keys() & {main, "inputs_embeds"}:
         names = ", ".join(map(str, told)) or "nothing"

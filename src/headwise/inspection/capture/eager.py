@@ -76,7 +76,8 @@ class EagerReader:
         )
         for stack, attentions in found.items():
             for layer, weights in enumerate(attentions):
-                observer(stack, layer, GivenWeights(weights=weights.float(), visible=weights > 0))
+                # a weight that is NaN says nothing of what is hidden: it must reach who counts NaNs
+                observer(stack, layer, GivenWeights(weights=weights.float(), visible=weights != 0))
 
     def note_difference(self, inputs: Inputs) -> None:
         """Note it where the model computes something else in eager mode than as it is, by more than rounding."""

@@ -54,6 +54,8 @@ def trial_text(model: Any, inputs: Inputs) -> Inputs:
     """
     if not isinstance(inputs, Mapping):
         return inputs
+    if any(isinstance(each, Tensor) and not each.numel() for each in inputs.values()):
+        return inputs  # there is no text, or no token: the pass will tell
     first = {name: each[:1] if isinstance(each, Tensor) and each.dim() else each for name, each in inputs.items()}
     # BigBird changes its attention for good when it is given a short text
     if hasattr(model.config, "attention_type") or not all(_goes_by_tokens(*item) for item in first.items()):
@@ -66,8 +68,13 @@ def trial_text(model: Any, inputs: Inputs) -> Inputs:
     }
 
 
-def _goes_by_tokens(name: str, value: Any) -> bool:
-    return name.removeprefix("decoder_") in BY_TOKENS and isinstance(value, Tensor) and value.dim() == 2
+def _goes_by_tokens(name: Any, value: Any) -> bool:
+    return (
+        isinstance(name, str)
+        and name.removeprefix("decoder_") in BY_TOKENS
+        and isinstance(value, Tensor)
+        and value.dim() == 2
+    )
 
 
 def count_texts(inputs: Inputs) -> int:

@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from headwise.config.checks import shown
 from headwise.errors import TextError
 from headwise.inspection.results import HeadRelation, Inspection, RelationScores
 from headwise.inspection.statistics.counted import CountedBlock
@@ -34,7 +35,7 @@ class Relation:
             and special tokens included, as `Inspection.tokens` lists them.
 
     Raises:
-        TextError: there is no pair.
+        TextError: there is no pair, or one is no three whole numbers from 0 on.
     """
 
     name: str
@@ -43,6 +44,12 @@ class Relation:
     def __post_init__(self) -> None:
         if not self.pairs:
             raise TextError(f"a relation must have at least one pair (text, first, second); {self.name!r} has none")
+        for pair in self.pairs:
+            if not _is_pair(pair):
+                raise TextError(
+                    "a pair must be (text, first, second), three whole numbers from 0 on; "
+                    f"{shown(self.name)} has {shown(pair)}"
+                )
 
     @property
     def best_offset(self) -> int:
@@ -55,6 +62,12 @@ class Relation:
         """Return the share of pairs that have the best offset."""
         offset = self.best_offset
         return sum(second - first == offset for _, first, second in self.pairs) / len(self.pairs)
+
+
+def _is_pair(pair: object) -> bool:
+    numbers = pair if isinstance(pair, tuple | list) else ()
+    are_whole = all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in numbers)
+    return len(numbers) == 3 and are_whole
 
 
 class RelationSums:
