@@ -37,6 +37,17 @@ def test_a_module_of_ones_own_is_explained_on_random_vectors_with_its_rotation_p
     assert any(note.startswith("Chosen here: layer 0, where") for note in told.notes)
 
 
+class Holding(nn.Module):
+    """A module of one's own around a Hugging Face model."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, input_ids):
+        return self.inner(input_ids=input_ids)
+
+
 def test_a_hugging_face_config_tells_the_rotation_pairs_of_each_layer():
     config = transformers.LlamaConfig(
         vocab_size=53, hidden_size=20, intermediate_size=7, num_attention_heads=2, num_hidden_layers=2
@@ -47,6 +58,9 @@ def test_a_hugging_face_config_tells_the_rotation_pairs_of_each_layer():
     longest = max(part.wavelength for part in told.scores[0].parts)
     assert longest == pytest.approx(2 * math.pi * 10000 ** (4 / 5))
     assert told["pair_products"].shape == (3, 5)
+    inside = Holding(transformers.LlamaModel(config))
+    told = headwise.explain(inside, inputs={"input_ids": ids}, layer=1, head=0, query=3)
+    assert {part.dimensions for part in told.scores[0].parts} == {(pair, pair + 5) for pair in range(5)}
     bert = transformers.BertModel(
         transformers.BertConfig(
             vocab_size=53, hidden_size=20, intermediate_size=7, num_attention_heads=2, num_hidden_layers=2

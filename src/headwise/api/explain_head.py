@@ -9,7 +9,9 @@ from torch import nn
 
 from headwise.api.example import beside, example_inputs
 from headwise.config.attention import AttentionConfig, Rotary
+from headwise.config.model import ModelConfig
 from headwise.errors import ModelError, TextError
+from headwise.inspection.capture.listening import transformers_models
 from headwise.inspection.texts.default_text import default_texts
 from headwise.inspection.texts.prepare import require_tokenizer
 from headwise.inspection.texts.windows import Window, cut_into_windows, model_length
@@ -19,7 +21,7 @@ from headwise.inspection.walkthrough.pairs import RotationPairs
 from headwise.inspection.walkthrough.results import HeadExplanation
 from headwise.inspection.walkthrough.words import find_word
 from headwise.integrations.transformers_attention import is_transformers_model
-from headwise.loading.module import LoadedModule
+from headwise.loading.module import LoadedModule, from_module
 from headwise.nn.multihead import MultiHeadAttention
 from headwise.positions.scaling import rotary_frequencies
 
@@ -170,10 +172,17 @@ def _rotary_of(loaded: LoadedModule, reading: HeadReading, stack: str | None) ->
         layer: nn.Module = loaded.module.get_submodule(reading.attention)
         if isinstance(layer, MultiHeadAttention):
             return layer.config.position if isinstance(layer.config.position, Rotary) else None
-    if loaded.config is None or loaded.config.encoder is not None or stack not in (None, "self"):
+    config = loaded.config or _config_inside(loaded.module)
+    if config is None or config.encoder is not None or stack not in (None, "self"):
         return None
-    layers = [block.attention for block in loaded.config.blocks if isinstance(block.attention, AttentionConfig)]
+    layers = [block.attention for block in config.blocks if isinstance(block.attention, AttentionConfig)]
     if len(layers) != reading.num_layers:  # layers that are left out, or read twice
         return None
     position = layers[reading.layer].position
     return position if isinstance(position, Rotary) else None
+
+
+def _config_inside(module: nn.Module) -> ModelConfig | None:
+    """Return the config of the Hugging Face model that a module of another kind holds; None of none and of several."""
+    found = transformers_models(module)
+    return from_module(found[0], aside=False).config if len(found) == 1 else None

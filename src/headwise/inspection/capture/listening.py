@@ -54,7 +54,7 @@ def listen(
         )
         exits.enter_context(torchs)
         exits.enter_context(observe_own_attention(model, ear.hear_unadapted, on_error=on_error))
-        for part in _transformers_models(model):
+        for part in transformers_models(model):
             exits.enter_context(
                 observe_attention(part, ear.hear_unadapted, check=check, on_error=on_error, switches=switches)
             )
@@ -80,11 +80,11 @@ class _Ear:
             self.hear(call)
 
 
-def _transformers_models(model: nn.Module) -> list[Any]:
+def transformers_models(model: nn.Module) -> list[Any]:
     """Return the Hugging Face models in a module that are not parts of others: itself, or those that it wraps."""
     if is_transformers_model(model):
         return [model]
-    return [found for child in model.children() for found in _transformers_models(child)]
+    return [found for child in model.children() for found in transformers_models(child)]
 
 
 class Trial:
