@@ -11,7 +11,7 @@ import headwise
 
 pytestmark = pytest.mark.checkpoint
 TEXTS = ("The capital of France is", "Once upon a time, there was a")
-NUM_NEW = 64
+NUM_NEW = 23
 
 
 @pytest.fixture(scope="module")

@@ -143,6 +143,19 @@ def test_rows_are_scaled_to_the_keys_that_a_map_covers_and_rows_without_weight_l
     assert head_changes(empty, empty)[0].divergence is None
 
 
+def test_rows_that_a_map_shows_as_empty_count_with_all_that_they_may_be():
+    first, other = draw(0, causal=False), draw(1, causal=False)
+    for each in (first, other):
+        each[:, :, 3:6] *= 1e-7  # the rest lies on a sink
+    first[:, :, 3:6, 2:] = 0.0
+    other[:, :, 3:6, :2] = 0.0  # no key is shared: log 2
+    for change in head_changes(*(inspection_of(each, causal=False) for each in (first, other))):
+        rows = [each[change.layer, change.head] for each in (first, other)]
+        exact = divergence_of(*(each / each.sum(dim=-1, keepdim=True) for each in rows))
+        assert abs(change.divergence - exact) <= change.divergence_error
+        assert 3 / 11 * math.log(2) <= change.divergence_error <= math.log(2)
+
+
 def test_other_heads_are_refused():
     first = inspection_of(draw(0))
     with pytest.raises(ModelError, match="one has 2 layers of 3 heads, the other 1 layers of 3 heads"):

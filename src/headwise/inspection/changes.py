@@ -154,4 +154,6 @@ def _divergence(first: AttentionMap, other: AttentionMap, *, is_causal: bool) ->
     most = sqrt(log(2))
     error = sum((1 - (1 - (off / norm[counts]).clamp(max=1).square()).sqrt()).sqrt().clamp(max=most) for norm in norms)
     bound = (2 * divergence.sqrt() * error + error**2).clamp(max=log(2))
-    return divergence.mean().item(), bound.mean().item()
+    # of a row without a weight that the map can show (a sink may take nearly all) nothing is known
+    unknown = 1 - counts.double().mean()
+    return divergence.mean().item(), ((1 - unknown) * bound.mean() + unknown * log(2)).item()
