@@ -286,7 +286,7 @@ def test_bad_requests_are_refused():
         inspect_texts(llama(), words, ["a b"], targets=["c"])
     with pytest.raises(TextError, match="a prompt of 2 tokens and 18 generated ones must not exceed the 19 tokens"):
         inspect_texts(gpt2(), words, ["a b"], generate=18)
-    with pytest.raises(TextError, match="leave window and show out"):
+    with pytest.raises(TextError, match="leave window out"):
         inspect_texts(llama(), words, ["a b"], generate=3, window=9)
     with pytest.raises(TextError, match="the decoder reads targets, or what the model generates itself; got both"):
         prepare_texts(t5(), words, ["a b"], targets=["c"], generate=3)

@@ -80,6 +80,25 @@ def test_a_causal_call_without_a_mask_is_read_as_causal():
     assert (weights.triu(1) == 0).all()
 
 
+@pytest.mark.parametrize(
+    "mask",
+    [
+        torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1) | torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril(-3),
+        torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(2),
+        torch.zeros(TOKENS, TOKENS).masked_fill(torch.ones(TOKENS, TOKENS).triu(1) > 0, -torch.inf) + 0.5,
+    ],
+    ids=["a window", "one token ahead", "a bias"],
+)
+def test_a_causal_hint_beside_another_mask_is_refused(mask):
+    """Torch goes by the hint or by the mask, as weights are wanted and padding is given."""
+    x = tokens(BATCH, TOKENS, WIDTH)
+    with pytest.raises(UnsupportedError, match="Leave is_causal out"):
+        observe(make_layer(batch_first=True), x, x, x, attn_mask=mask, is_causal=True)
+    causal = torch.zeros(TOKENS, TOKENS).masked_fill(torch.ones(TOKENS, TOKENS).triu(1) > 0, -torch.inf)
+    ((seen,), _) = observe(make_layer(batch_first=True), x, x, x, attn_mask=causal, is_causal=True)
+    assert (weights_of(seen).triu(1) == 0).all()
+
+
 def test_padding_is_known_from_the_call():
     x = tokens(BATCH, TOKENS, WIDTH)
     padding = masks()["padding"]["key_padding_mask"]

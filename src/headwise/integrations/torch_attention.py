@@ -111,6 +111,8 @@ def _read_call(layer: nn.MultiheadAttention, call: dict[str, Any]) -> ProjectedW
     if (padding := call["key_padding_mask"]) is not None:
         real_tokens = ~_split(padding.view(batch, 1, 1, key_len), masks, biases).view(batch, key_len)
     if (mask := call["attn_mask"]) is not None:
+        if call["is_causal"] and type(layer).forward is nn.MultiheadAttention.forward:
+            _require_causal(mask)
         _split(
             mask.view(1, 1, *mask.shape) if mask.dim() == 2 else mask.view(batch, -1, *mask.shape[1:]), masks, biases
         )
@@ -164,6 +166,17 @@ def _split(torch_mask: Tensor, masks: list[Tensor], biases: list[Tensor]) -> Ten
         biases.append(torch_mask.detach().masked_fill(hidden, 0.0))
     masks.append(~hidden)
     return hidden
+
+
+def _require_causal(mask: Tensor) -> None:
+    """Refuse a mask that is not what `is_causal=True` says it is: torch takes now the one, now the other."""
+    hidden = mask if mask.dtype == torch.bool else mask == -torch.inf
+    is_added = mask.dtype != torch.bool and bool((mask.masked_fill(hidden, 0.0) != 0).any())
+    if is_added or not torch.equal(hidden, torch.ones_like(hidden).triu(1)):
+        raise UnsupportedError(
+            "is_causal=True is a hint that attn_mask hides the later tokens and nothing else, and this one does "
+            "something else: torch takes the hint or the mask as other arguments have it. Leave is_causal out"
+        )
 
 
 def _all(masks: list[Tensor]) -> Tensor | None:

@@ -57,7 +57,8 @@ def prepare_texts(
             model, tokenizer, texts, max_length=max_length, window=window, show=show, batch_size=batch_size
         )
     if window is not None or show:
-        raise TextError("what a model generates is read whole, after the first text: leave window and show out")
+        given = "window" if not show else "show" if window is None else "window and show"
+        raise TextError(f"what a model generates is read whole, after the first text: leave {given} out")
     return continued(model, tokenizer, texts, max_length=max_length, generate=generate)
 
 
