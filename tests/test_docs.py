@@ -11,7 +11,9 @@ import pytest
 from headwise.cli.main import main
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+TRANSLATED = [ROOT / "README.zh-CN.md", ROOT / "docs" / "claims.zh.md"]  # tests/test_translations.py: the same blocks
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(set((ROOT / "docs").glob("*.md")) - set(TRANSLATED))]
+SHOWN = re.compile(r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?:\]\(|src=\")(?!https?://|#)([^)#\"]+)")
 
@@ -28,8 +30,12 @@ def name_of(page: Path) -> str:
 def test_python_blocks_run_in_order(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "docs"}
-    for body in blocks(page, "python"):
-        exec(compile(body, name_of(page), "exec"), namespace)
+    for body, shown in SHOWN.findall(page.read_text(encoding="utf-8")):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(body, name_of(page), "exec"), namespace)
+        if shown:  # a block of text behind it is what it prints
+            assert printed.getvalue() == shown
 
 
 COMMANDS = [
@@ -55,7 +61,7 @@ def test_commands_print_what_is_shown(body, tmp_path, monkeypatch):
         assert all(line.split() in (["..."], *lines) for line in shown.splitlines() if line.strip())
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", PAGES + TRANSLATED, ids=name_of)
 def test_every_file_that_a_page_links_to_is_there(page):
     for target in LINK.findall(page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target

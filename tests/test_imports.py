@@ -10,7 +10,17 @@ import headwise
 
 PACKAGE = Path(headwise.__file__).parent
 HEAVY = ("torch", "numpy", "transformers", "jinja2", "matplotlib")
-OPTIONAL = ("transformers", "tokenizers", "jinja2", "matplotlib", "gguf", "accelerate", "playwright", "beartype")
+OPTIONAL = (
+    "transformers",
+    "tokenizers",
+    "jinja2",
+    "matplotlib",
+    "gguf",
+    "accelerate",
+    "playwright",
+    "beartype",
+    "sklearn",
+)
 TORCH_FREE = [
     "import headwise",
     "import headwise.config.presets, headwise.config.huggingface",
@@ -23,6 +33,7 @@ TORCH_FREE = [
     "from headwise.cli.main import main; assert main(['count', 'no-such-model']) == 2",
     "import headwise.api.fit, headwise.api.oom, headwise.api.history, headwise.report.fit, headwise.report.oom",
     "from headwise.cli.main import main; assert main(['fit', 'gpt2', '--gpu', 't4', '--json']) == 0",
+    "from headwise.cli.main import main; assert main(['data']) == 0",
     "from headwise.cli.main import main; assert main(['oom', 'CUDA out of memory. Tried to allocate 2.00 GiB']) == 0",
 ]
 MODULES = [

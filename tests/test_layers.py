@@ -35,7 +35,8 @@ MAY_IMPORT = {
     "inspection": {"errors", "png", "results", "config", "masks", "ops", "nn", "integrations", "convert"},
     "checks": {"errors", "results", "masks", "ops", "caches", "integrations", "inspection"},
     # a rival with attention over its own states calls ops; a run's folder is written as a page is, whole or not at all
-    "experiments": {"errors", "files", "results", "config", "masks", "ops", "nn", "cost", "inspection"},
+    # and a learned table is lengthened before a test on longer texts
+    "experiments": {"errors", "files", "results", "config", "masks", "positions", "ops", "nn", "cost", "inspection"},
     "report": {
         "errors",
         "files",
@@ -46,6 +47,7 @@ MAY_IMPORT = {
         "kernels",  # the choice that a fit prints
         "cost.workload",
         "api.bench_results",
+        "api.data_results",
         "api.fit_results",
         "api.inspect_results",
         "inspection.roles.results",

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headwise.api.bench import bench as bench
+    from headwise.api.compare import compare as compare
     from headwise.api.count import count as count
+    from headwise.api.data import data as data
     from headwise.api.explain import explain as explain
     from headwise.api.explain_oom import explain_oom as explain_oom
     from headwise.api.fit import fit as fit
@@ -209,8 +211,10 @@ _MODULE_OF = {
     "bench": "headwise.api.bench",
     "build": "headwise.nn.build",
     "choose_impl": "headwise.ops.attention",
+    "compare": "headwise.api.compare",
     "count": "headwise.api.count",
     "count_flops": "headwise.cost.running.flop_counter",
+    "data": "headwise.api.data",
     "explain": "headwise.api.explain",
     "explain_oom": "headwise.api.explain_oom",
     "fit": "headwise.api.fit",

@@ -5,6 +5,7 @@ HeadwiseError
 │   └── UnknownArchitectureError  well-formed as far as it was read, but of a family or class without a closed form
 ├── ModelError        a MODEL that cannot be found, read or run
 ├── TextError         a text that cannot be read or holds nothing to look at
+├── DataError         a corpus that is not on this machine, cannot be fetched, or is not what was recorded of it
 ├── OutputError       a result that cannot be written where it was asked for
 ├── TrainingError     a training whose gradients are no longer finite
 ├── UnsupportedError  an implementation asked for what it cannot do; the text names one that can
@@ -32,6 +33,10 @@ class ModelError(HeadwiseError):
 
 class TextError(HeadwiseError):
     """A text cannot be read, or holds nothing to look at."""
+
+
+class DataError(HeadwiseError):
+    """A corpus is not on this machine, cannot be fetched, or is not what was recorded of it."""
 
 
 class OutputError(HeadwiseError):

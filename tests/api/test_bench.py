@@ -12,10 +12,10 @@ from headwise.api import bench_memory, bench_rows, bench_timing
 from headwise.api.bench import BUSY, bench, growth_of
 from headwise.api.bench_growth import fit_exponent
 from headwise.api.bench_limits import TILES, best_of, make_product, measure_limits, product_flops
-from headwise.api.bench_masks import KINDS, read_mask
 from headwise.api.bench_memory import free_bytes, measure_call
 from headwise.api.bench_results import Limits, ProductRate
 from headwise.api.bench_timing import time_in_turns
+from headwise.config.mask_text import KINDS, read_mask
 from headwise.errors import ConfigError, HeadwiseError, OutputError, UnsupportedError
 from headwise.masks.bigbird import BigBird
 from headwise.masks.patterns import Causal, Full, SlidingWindow

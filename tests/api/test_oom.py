@@ -100,6 +100,11 @@ def test_a_card_that_cannot_be_told_has_no_properties_of_one():
     assert named.workload.compute_capability == (7, 0)
 
 
+@pytest.fixture(scope="module")
+def plan_of_bert():
+    return headwise.fit("bert-base", batch=32, seq=512, gpu="v100-32gb", precision="fp32", checkpoint="full")
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -110,13 +115,13 @@ def test_a_card_that_cannot_be_told_has_no_properties_of_one():
     ],
 )
 @pytest.mark.parametrize("gpu", ["v100-32gb", None])
-def test_a_step_that_is_given_is_reckoned_whatever_the_message_says(message, gpu):
+def test_a_step_that_is_given_is_reckoned_whatever_the_message_says(message, gpu, plan_of_bert):
     answer = oom(message, model="bert-base", batch=32, seq=512, gpu=gpu, precision="fp32", checkpoint="full")
     assert answer.candidates == ()
     workload = answer.workload
     assert (workload.batch, workload.seq, workload.precision, workload.checkpoint) == (32, 512, "fp32", "full")
     assert any(note.startswith("No candidate is of the step that was given") for note in answer.notes)
-    plan = headwise.fit("bert-base", batch=32, seq=512, gpu="v100-32gb", precision="fp32", checkpoint="full")
+    plan = plan_of_bert
     freed = {change.key: change.frees_bytes for change in answer.changes}
     if gpu is None:
         assert max(freed.values()) > 0

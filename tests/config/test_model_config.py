@@ -64,6 +64,7 @@ def test_block_groups_count_layers_that_share_one_object():
         ({"dtype": ["float32"]}, "dtype must be one of"),
         ({"vocab_size": 0}, "vocab_size must be between 1"),
         ({"position_table_size": -1}, "position_table_size must be between 0"),
+        ({"position_table_size": 5, "sinusoid_scale": 1.0}, "or a table of them, not both; got sinusoid_scale 1.0"),
         ({"embedding_dropout_p": 2}, "embedding_dropout_p must be at least 0 and below 1; got 2"),
         ({"head": OutputHead(kind="language_model", num_outputs=13, tied=True)}, "num_outputs must equal vocab_size"),
     ],

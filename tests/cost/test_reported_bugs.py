@@ -14,6 +14,7 @@ from headwise.config.presets import preset
 from headwise.cost.flops import attention_flops, decode_flops, forward_flops, train_flops
 from headwise.cost.kv import kv_cache_bytes, kv_cache_bytes_per_token, kv_layers, score_matrix_bytes
 from headwise.cost.layer_flops import feed_forward_flops
+from headwise.cost.memory import predict_ledger, predict_step
 from headwise.cost.parameters import attention_parameters, count_parameters
 from headwise.cost.step_flops import step_flops
 from headwise.cost.workload import Workload
@@ -305,3 +306,42 @@ def test_smaller_heads_do_not_make_attention_d_squared_over_h():
 def test_full_size_heads_are_h_times_the_width_before_the_output_projection():
     full_size = AttentionConfig(embed_dim=512, num_heads=8, head_dim=512, projection_bias=False)
     assert attention_parameters(full_size) == 4 * 512 * (8 * 512)
+
+
+def test_one_attention_of_bert_large_keeps_over_5_gib_of_which_scores_are_all_but_a_seventh():
+    config = preset("bert-large")
+    one_layer = replace(config, blocks=config.blocks[:1], position_table_size=1024)
+    ledger = predict_ledger(one_layer, Workload(batch=32, seq=1024, attention="eager"))
+    kept = {e.name: e.bytes for e in ledger.entries if e.owner == "layer 0 attention" and e.kind == "saved"}
+    scores = {name: size for name, size in kept.items() if name.startswith("attention weights")}
+    assert scores == {
+        "attention weights": 2 * GIB,
+        "attention weights after dropout": 2 * GIB,
+        "attention weights dropout mask": GIB // 2,  # a byte a number
+    }
+    # q, k, v, what the heads give, and the norm's input and output, in float32; a mask in bytes; two numbers a token
+    width = 32 * 1024 * 1024
+    assert sum(kept.values()) == 4.5 * GIB + 6 * 4 * width + width + 2 * 4 * 32 * 1024
+    assert 6 < sum(kept.values()) / (sum(kept.values()) - 4.5 * GIB) < 7
+
+
+def test_fused_attention_brings_bert_at_2048_in_at_half_the_batch_or_with_checkpoints():
+    """31.7 GiB is what a V100 of 32 GB reports."""
+    config = replace(preset("bert-base"), position_table_size=2048, max_positions=2048)
+
+    def peak_gib(**settings):
+        workload = Workload(**{"batch": 32, "seq": 2048, "attention": "sdpa", "compute_capability": (7, 0)} | settings)
+        return round(predict_step(config, workload).peak_bytes / GIB, 1)
+
+    assert (peak_gib(attention="eager"), peak_gib()) == (204.8, 39.5)
+    assert (peak_gib(batch=16), peak_gib(checkpoint="full")) == (20.4, 7.5)
+
+
+def test_mixed_precision_saves_a_fifth_and_bfloat16_weights_nearly_a_half():
+    fp32, mixed, bf16 = (
+        predict_step(preset("bert-base"), Workload(batch=32, seq=128, attention="eager", precision=precision))
+        for precision in ("fp32", "amp-bf16", "bf16")
+    )
+    assert mixed.parameter_bytes == fp32.parameter_bytes == 2 * bf16.parameter_bytes
+    assert round(mixed.peak_bytes / fp32.peak_bytes, 2) == 0.81
+    assert round(bf16.peak_bytes / fp32.peak_bytes, 2) == 0.52

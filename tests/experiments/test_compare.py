@@ -6,14 +6,18 @@ import runpy
 from pathlib import Path
 
 import pytest
+import torch
 
 from headwise.errors import ConfigError
+from headwise.experiments.claim_tests import ClaimTest
 from headwise.experiments.compare import TUNING_SEED, Arm, Comparison, run_comparison
-from headwise.experiments.engine import LocalEngine
+from headwise.experiments.comparison_folder import read_result
+from headwise.experiments.engine import Job, LocalEngine, _run_job
+from headwise.experiments.models import recurrent_for, transformer_for
 from headwise.experiments.recipe import Recipe
 from headwise.experiments.recurrent import RecurrentConfig
-from headwise.experiments.run import run
-from headwise.experiments.sequence_tasks import MultiOffsetCopy
+from headwise.experiments.run import data_seed, run
+from headwise.experiments.sequence_tasks import MultiOffsetCopy, Transduction
 from headwise.nn.build import build
 
 transformer = runpy.run_path(str(Path(__file__).with_name("test_run.py")))["transformer"]
@@ -32,12 +36,21 @@ COMPARISON = Comparison(
 )
 
 
+MEASURED = ("seconds", "steps_per_second", "peak_bytes")
+
+
 def without_times(result):
+    """The result without what no two runs share: times, memory, and where and how they were done."""
     return dataclasses.replace(
         result,
+        folder=None,
+        environment={},
         arms=tuple(
             dataclasses.replace(
-                arm, seconds_per_step=0.0, runs=tuple(dataclasses.replace(one, seconds=0.0) for one in arm.runs)
+                arm,
+                seconds_per_step=0.0,
+                runs=tuple(one.without_measurements() for one in arm.runs),
+                numbers={name: value for name, value in arm.numbers.items() if not name.startswith(MEASURED)},
             )
             for arm in result.arms
         ),
@@ -53,8 +66,9 @@ def test_differences_are_those_of_runs_of_the_same_seed(tmp_path):
             settings = COMPARISON.settings(arm, seed, arm_result.learning_rate)
             losses[arm.name] = run(settings, tmp_path / f"{arm.name}-{seed}").test["loss"]
         assert difference.values[number] == losses["gru"] - losses["heads"]
-    assert difference.metric == "loss of gru less that of heads"
+    assert difference.what == "loss of gru less that of heads"
     assert result.arms[0].mean == pytest.approx(math.fsum(one.test["loss"] for one in result.arms[0].runs) / 5)
+    assert read_result(tmp_path / "all") == result  # as it is kept in the folder
     assert result.arms[0].num_parameters == sum(one.numel() for one in build(COMPARISON.arms[0].model).parameters())
     assert result.arms[0].forward_flops > 0 and result.arms[1].forward_flops is None
 
@@ -87,6 +101,27 @@ def test_numbers_do_not_depend_on_how_many_runs_there_are_at_once_nor_on_a_stop(
     assert told[-1] == ("runs", 10, 10) and ("learning rates", 4, 4) in told
 
 
+def test_a_process_of_a_pool_that_is_told_to_stop_ends_its_run_between_two_steps(tmp_path, monkeypatch):
+    class Stop:
+        """Set once it was asked three times: before the run, and after each of two steps."""
+
+        asked = 0
+
+        def is_set(self):
+            self.asked += 1
+            return self.asked > 3
+
+    job = Job(settings=COMPARISON.settings(COMPARISON.arms[0], 0), folder=tmp_path)
+    stop = Stop()
+    monkeypatch.setattr("headwise.experiments.engine._stop", [stop])
+    with pytest.raises(KeyboardInterrupt):
+        _run_job(job, torch.get_num_threads(), None)
+    assert stop.asked == 4 and not (tmp_path / "result.json").exists()
+    with pytest.raises(KeyboardInterrupt):  # what a pool had given out already does not begin
+        _run_job(job, torch.get_num_threads(), None)
+    assert stop.asked == 5
+
+
 def test_an_arm_that_never_learned_has_no_difference_and_a_note(tmp_path):
     wild = Arm(
         name="wild",
@@ -116,10 +151,69 @@ def test_an_arm_that_never_learned_has_no_difference_and_a_note(tmp_path):
         ({"arms": (COMPARISON.arms[0],) * 2}, "each of another name; got heads, heads"),
         ({"seeds": (1, 1)}, "seeds must be different numbers"),
         ({"seeds": (TUNING_SEED,)}, "seeds must be different numbers"),
-        ({"metric": "bleu"}, "metric must be one of loss, accuracy, exact, whole; got 'bleu'"),
+        ({"metric": "bleu"}, "metric must be one of loss, accuracy, exact, whole, macro_f1; got 'bleu'"),
         ({"learning_rates": (0.0,)}, "learning_rates"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(change, message):
     with pytest.raises(ConfigError, match=message):
         dataclasses.replace(COMPARISON, **change)
+
+
+def test_every_number_of_every_seed_is_kept_by_place_with_counts(tmp_path):
+    """Texts of 1 to 9 letters, all lengths alike in probability; a further test of 11 to 13."""
+    task = Transduction(min_len=1, max_tokens=9, vocab_size=7)
+    longer = Transduction(min_len=11, max_tokens=13, vocab_size=7)
+    small = {"embed_dim": 8, "num_heads": 2, "num_layers": 1}
+    comparison = Comparison(
+        name="by length",
+        task=task,
+        arms=(
+            Arm(name="copies", model=transformer_for(task, **small)),
+            Arm(name="gru", model=recurrent_for(task, "gru", embed_dim=8)),
+        ),
+        recipe=Recipe(steps=2, batch_size=5, warmup_steps=1, evaluate_every=2),
+        seeds=(0, 3),
+        buckets=(3, 6),
+        num_validation=7,
+        num_test=29,
+        further_tests=(("longer", longer),),
+        claims=(ClaimTest(text="a claim", source="us", arm="gru", other="copies", where=">6", minus="<=3"),),
+    )
+    result = run_comparison(comparison, tmp_path)
+    lengths = [
+        length
+        for seed in comparison.seeds
+        for length in task.draw(29, seed=data_seed("test", seed), split="test").lengths.tolist()
+    ]
+    for arm in result.arms:
+        assert arm.length_counts == {
+            "<=3": sum(length <= 3 for length in lengths),
+            "4-6": sum(3 < length <= 6 for length in lengths),
+            ">6": sum(length > 6 for length in lengths),
+        }
+        assert sum(arm.length_counts.values()) == 2 * 29
+        assert arm.metrics["accuracy"].values == tuple(run.test["accuracy"] for run in arm.runs)
+        assert arm.by_length[">6"]["whole"].mean == sum(run.test_by_length[">6"]["whole"] for run in arm.runs) / 2
+        assert arm.numbers["gap"].values == tuple(run.gap for run in arm.runs)
+        assert arm.numbers["peak_bytes"].values == tuple(float(run.peak_bytes) for run in arm.runs)
+    copies, gru = result.arms
+    assert gru.further["longer"]["loss"].values == tuple(run.further["longer"]["loss"] for run in gru.runs)
+    # a table of positions that is not made longer has no row for such texts, and the result says so
+    assert copies.further["longer"] == {} and [note for note in result.notes if note.startswith("copies, longer: ")]
+    assert result.test_lengths == {"training": task.max_len, "test": task.max_len, "longer": longer.max_len}
+    assert [claim.verdict for claim in result.claims] == ["not enough seeds"]
+    assert result.environment["runs_at_once"] == 1 and "torch" in result.environment
+    assert read_result(tmp_path) == result
+
+
+def test_a_claim_must_be_about_arms_and_places_that_are_there():
+    claim = ClaimTest(text="it is better", source="an article", arm="gru", other="heads")
+    dataclasses.replace(COMPARISON, claims=(claim,))
+    for change, message in (
+        ({"arm": "lstm"}, "one of heads, gru; got 'lstm': it is better"),
+        ({"where": ">9"}, "one of test; got '>9'"),
+        ({"metric": "bleu"}, "macro_f1; got 'bleu'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            dataclasses.replace(COMPARISON, claims=(dataclasses.replace(claim, **change),))

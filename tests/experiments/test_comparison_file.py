@@ -1,17 +1,16 @@
 """A comparison as a file says what it says, and what it does not know it refuses by name."""
 
-import dataclasses
-
 import pytest
 
 from headwise.errors import ConfigError
-from headwise.experiments.builtin import BUILTIN, quick
+from headwise.experiments.claim_tests import ClaimTest
 from headwise.experiments.compare import Arm, Comparison
 from headwise.experiments.comparison_file import read_comparison
 from headwise.experiments.models import recurrent_for, transformer_for
 from headwise.experiments.recipe import Recipe
-from headwise.experiments.run import make_model
+from headwise.experiments.results import Published
 from headwise.experiments.sequence_tasks import Transduction
+from headwise.masks.patterns import SlidingWindow
 
 FILE = """
 name = "lengths"
@@ -39,7 +38,8 @@ batch_size = 4
 name = "two heads"
 embed_dim = 12
 num_heads = 2
-position = "rotary"
+mask = "window:3"
+lengthen = "clamp"
 max_positions = 16
 
 [[arms]]
@@ -47,6 +47,25 @@ name = "gru"
 kind = "gru"
 num_parameters = 500
 recipe = { steps = 5 }
+
+[[further_tests]]
+name = "far"
+kind = "transduction"
+min_len = 8
+max_tokens = 9
+vocab_size = 11
+
+[[claims]]
+text = "heads go on"
+source = "somebody"
+arm = "two heads"
+other = "gru"
+where = "far"
+
+[[published]]
+text = "0.5"
+source = "somebody"
+differs = "all"
 """
 
 
@@ -59,7 +78,8 @@ def test_a_file_is_the_comparison_that_it_describes(tmp_path):
         arms=(
             Arm(
                 name="two heads",
-                model=transformer_for(task, embed_dim=12, num_heads=2, position="rotary", max_positions=16),
+                model=transformer_for(task, embed_dim=12, num_heads=2, mask=SlidingWindow(3), max_positions=16),
+                lengthen="clamp",
             ),
             Arm(
                 name="gru",
@@ -73,6 +93,9 @@ def test_a_file_is_the_comparison_that_it_describes(tmp_path):
         metric="whole",
         test_task=Transduction(max_tokens=7, vocab_size=11),
         buckets=(2, 4),
+        further_tests=(("far", Transduction(min_len=8, max_tokens=9, vocab_size=11)),),
+        claims=(ClaimTest(text="heads go on", source="somebody", arm="two heads", other="gru", where="far"),),
+        published=(Published(text="0.5", source="somebody", differs="all"),),
     )
     assert read_comparison(tmp_path / "c.toml") == expected
 
@@ -95,6 +118,13 @@ def test_a_file_is_the_comparison_that_it_describes(tmp_path):
         ('name = "gru"\n', "", "name"),
         ("[recipe]", "[recipe", "must be TOML"),
         ("recipe = { steps = 5 }", "recipe = 5", r"arms\[1\].recipe must be a table; got 5"),
+        ('mask = "window:3"', 'mask = "windows:3"', "mask must be full, causal, window:SIZE"),
+        ('mask = "window:3"', 'mask = "documents:3"', "mask of a layer must be a structural mask"),
+        ('lengthen = "clamp"', 'lengthen = "wrap"', "lengthen must be"),
+        ('name = "far"\n', "", r"further_tests\[0\] must have a name"),
+        ('where = "far"', 'where = "near"', "a claim must be about one of test, <=2, 3-4, >4, far; got 'near'"),
+        ('differs = "all"', 'differ = "all"', r"published\[0\] has 'differ', which is none of text, source, differs"),
+        ("[[published]]", "[published]", r"published must be tables, each under \[\[published\]\]"),
     ],
 )
 def test_what_a_file_does_not_know_is_named(tmp_path, before, after, message, without_type_checks):
@@ -113,20 +143,3 @@ def test_a_file_that_is_not_there_or_no_text_is_told_in_a_line(tmp_path):
     (tmp_path / "c.toml").write_text("a = 1\n" * 2**18)
     with pytest.raises(ConfigError, match="at most 1 MiB"):
         read_comparison(tmp_path / "c.toml")
-
-
-def test_the_arms_of_heads_are_of_one_size_but_for_the_deeper_control():
-    comparison = BUILTIN["heads"]()
-    sizes = [sum(one.numel() for one in make_model(arm.model).parameters()) for arm in comparison.arms]
-    assert sizes[:-1] == [60_448] * 6 and sizes[-1] > 60_448
-    assert len(comparison.seeds) == 5
-
-
-def test_a_quick_comparison_is_the_same_but_for_its_lengths():
-    comparison = BUILTIN["heads"]()
-    short = quick(comparison)
-    assert short.recipe.steps == 500 and len(short.seeds) == 3 and short.learning_rates == ()
-    assert (
-        dataclasses.replace(short, recipe=comparison.recipe, seeds=comparison.seeds, learning_rates=(1e-3, 2e-3, 4e-3))
-        == comparison
-    )

@@ -7,6 +7,9 @@ from headwise.errors import ConfigError
 from headwise.experiments.models import POSITIONS, recurrent_for, transformer_for
 from headwise.experiments.run import make_model, scores_of
 from headwise.experiments.sequence_tasks import AssociativeRecall, MultiOffsetCopy
+from headwise.masks.bigbird import BigBird
+from headwise.masks.patterns import Causal, Full, SlidingWindow
+from headwise.masks.sparse import GlobalTokens, LocalWindow
 
 TASK = MultiOffsetCopy(vocab_size=7, seq_len=11, offsets=(1, 2, 5))
 
@@ -67,3 +70,43 @@ def test_a_rival_comes_as_close_to_the_parameters_as_a_whole_width_can(cell, att
 def test_what_does_not_fit_is_refused(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("text", "mask"),
+    [
+        ("full", Full()),
+        ("window:3", SlidingWindow(3)),
+        ("longformer:4:2 & causal", (LocalWindow(2, 2) | GlobalTokens(2)) & Causal()),
+        ("bigbird:4", BigBird(num_blocks=3, block_size=4)),
+    ],
+)
+def test_a_mask_given_as_text_is_made_for_the_longest_text(text, mask):
+    model = transformer_for(TASK, embed_dim=12, num_heads=3, mask=text)
+    found = model.blocks[0].attention.mask
+    expected = transformer_for(TASK, embed_dim=12, num_heads=3, mask=mask).blocks[0].attention.mask
+    for query in range(11):
+        assert [found.allows(0, 0, query, key) for key in range(11)] == [
+            expected.allows(0, 0, query, key) for key in range(11)
+        ]
+    with pytest.raises(ConfigError, match="mask must be full, causal"):
+        transformer_for(TASK, embed_dim=12, num_heads=3, mask="winow:3")
+
+
+def test_sinusoids_are_as_strong_as_a_learned_table_at_the_start():
+    torch.manual_seed(0)
+    learned = make_model(transformer_for(TASK, position="learned", max_positions=512)).body.positions.table
+    config = transformer_for(TASK, position="sinusoidal")
+    sines = config.sinusoid_scale * make_model(config).body.positions(torch.arange(512))
+    # 32,768 draws of a normal: their root mean square is off by 1 / sqrt(2 * 32,768) = 0.4 %, at one standard error
+    assert float(learned.detach().square().mean().sqrt()) == pytest.approx(
+        float(sines.square().mean().sqrt()), rel=0.02
+    )
+
+
+def test_buckets_of_distances_lie_on_the_side_that_the_mask_lets_read():
+    for mask, is_bidirectional in ((None, False), ("window:3", False), ("full", True)):
+        bias = transformer_for(TASK, embed_dim=12, num_heads=3, position="t5", mask=mask).blocks[0].attention.position
+        assert (bias.is_bidirectional, bias.max_distance) == (is_bidirectional, 32)
+    far = transformer_for(TASK, embed_dim=12, num_heads=3, position="t5", max_positions=512)
+    assert far.blocks[0].attention.position.max_distance == 128

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -11,14 +12,17 @@ import time
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import headwise
 from headwise.config.model import ModelConfig
-from headwise.errors import OutputError
+from headwise.errors import ConfigError, OutputError
+from headwise.experiments.examples import Examples, TokenTask
 from headwise.experiments.recipe import Recipe
 from headwise.experiments.recurrent import RecurrentConfig
 from headwise.experiments.run import RunSettings, data_seed, evaluate, make_model, run
-from headwise.experiments.run_folder import METRICS, STATE
+from headwise.experiments.run_folder import EVENTS, METRICS, RUN, STATE, RunFolder
+from headwise.experiments.run_result import Run
 from headwise.experiments.sequence_tasks import MultiOffsetCopy, Transduction
 
 RECIPE = Recipe(steps=11, batch_size=6, learning_rate=5e-3, warmup_steps=3, evaluate_every=4)
@@ -52,10 +56,7 @@ TASK = MultiOffsetCopy(vocab_size=5, seq_len=9, offsets=(1, 3))
 SETTINGS = RunSettings(
     task=TASK, model=transformer(TASK, num_heads=3, dropout_p=0.2), recipe=RECIPE, num_validation=13, num_test=17
 )
-
-
-def without_time(result):
-    return dataclasses.replace(result, seconds=0.0)
+OFTEN = dataclasses.replace(SETTINGS, recipe=dataclasses.replace(RECIPE, steps=31, evaluate_every=1))
 
 
 @pytest.mark.parametrize("num_heads", [1, 8])
@@ -70,7 +71,7 @@ def test_a_run_depends_on_its_seed_alone(tmp_path):
     first = run(SETTINGS, tmp_path / "a")
     torch.manual_seed(8)
     second = run(SETTINGS, tmp_path / "b")
-    assert without_time(first) == without_time(second)
+    assert first.without_measurements() == second.without_measurements()
     other = run(dataclasses.replace(SETTINGS, seed=1), tmp_path / "c")
     assert other.curve[0]["train_loss"] != first.curve[0]["train_loss"]
     assert [record["step"] for record in first.curve] == [4, 8, 11]
@@ -95,27 +96,38 @@ def test_a_run_that_was_killed_goes_on_to_the_same_numbers(tmp_path):
     seen = []
     again = run(SETTINGS, tmp_path / "stopped", progress=lambda done, total: seen.append((done, total)))
     assert seen == [(step, 11) for step in range(5, 12)]
-    assert without_time(again) == without_time(straight)
+    assert again.without_measurements() == straight.without_measurements()
 
 
 def test_a_process_killed_at_a_random_moment_goes_on_to_the_same_numbers(tmp_path):
+    """A look a step, so that nearly every moment is one at which files are written; each time some more are done."""
     script = (
         "import sys, torch; torch.set_num_threads(1); sys.path.insert(0, sys.argv[1]);"
-        "from test_run import SETTINGS, run; print('ready', flush=True); run(SETTINGS, sys.argv[2])"
+        "from test_run import OFTEN, run; run(OFTEN, sys.argv[2])"
     )
     place = tmp_path / "killed"
-    for wait in (0.02, 0.07):
-        process = subprocess.Popen(
-            [sys.executable, "-c", script, os.path.dirname(__file__), str(place)],  # noqa: PTH120
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdout.readline() == "ready\n"
+    lines = place / METRICS
+    for wanted, wait in ((3, 0.003), (9, 0.008)):
+        process = subprocess.Popen([sys.executable, "-c", script, os.path.dirname(__file__), str(place)])  # noqa: PTH120
+        while process.poll() is None and not (lines.exists() and lines.read_text().count("\n") >= wanted):
+            time.sleep(0.001)
         time.sleep(wait)
         process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-    assert without_time(run(SETTINGS, place)) == without_time(run(SETTINGS, tmp_path / "straight"))
+        assert process.wait() == -signal.SIGKILL  # it was at work still
+        RunFolder(place, OFTEN.to_dict())  # what stands can be read, all of it
+    step = RunFolder(place, OFTEN.to_dict()).load()[1]["step"]
+    assert step >= 8  # at most the last interval is lost
+    straight = run(OFTEN, tmp_path / "straight")
+    seen = []
+    again = run(OFTEN, place, progress=lambda done, total: seen.append(done))
+    assert again.without_measurements() == straight.without_measurements()
+    assert seen == list(range(step + 1, 32))
+    written = json.loads((place / RUN).read_text())
+    assert [each["torch"] for each in written["resumed"]] == [torch.__version__] * len(written["resumed"])
+    assert len(written["resumed"]) >= 2
+    events = EventAccumulator(str(place / EVENTS))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == list(range(1, 32))
 
 
 def test_the_state_that_is_tested_is_the_one_with_the_lowest_validation_loss(tmp_path, monkeypatch):
@@ -128,8 +140,6 @@ def test_the_state_that_is_tested_is_the_one_with_the_lowest_validation_loss(tmp
     assert losses[12] > losses[result.best_step]
     module = make_model(settings.model)
     recorded = settings.task.draw(17, seed=data_seed("test", 0))
-    from headwise.experiments.run_folder import RunFolder
-
     best, _ = RunFolder(tmp_path, settings.to_dict()).load_best()
     module.load_state_dict({name.removeprefix("module."): tensor for name, tensor in best.items()})
     assert evaluate(module, recorded, TASK) == result.test
@@ -190,3 +200,129 @@ def test_a_run_writes_what_it_did_and_refuses_the_folder_of_another(tmp_path):
     assert 0 <= result.clipped_share <= 1 and math.isfinite(result.test["loss"])
     with pytest.raises(OutputError, match="other settings"):
         run(dataclasses.replace(SETTINGS, seed=5), tmp_path)
+
+
+def test_further_tests_are_taken_once_and_longer_tables_only_where_a_way_is_given(tmp_path, monkeypatch):
+    longer = dataclasses.replace(TASK, seq_len=14)
+    tests = (("same", TASK), ("longer", longer))
+    settings = dataclasses.replace(SETTINGS, further_tests=tests, num_test=7)
+    drawn = []
+    draw = MultiOffsetCopy.draw
+
+    def watched(task, num_examples, *, seed, split="train"):
+        drawn.append((task.seq_len, split))
+        return draw(task, num_examples, seed=seed, split=split)
+
+    monkeypatch.setattr(MultiOffsetCopy, "draw", watched)
+    result = run(settings, tmp_path / "none")
+    # one batch a step, and one each for the peak and for the loss on training texts
+    assert [drawn.count((9, split)) for split in ("train", "validation", "test")] == [11 + 2, 1, 2]
+    assert result.further["same"] == result.test and result.further["longer"] == {}
+    assert set(result.further_notes) == {"longer"}
+    assert "texts have up to 14 tokens, and the learned position table has 9 rows" in result.further_notes["longer"]
+    stretched = run(dataclasses.replace(settings, lengthen="interpolate"), tmp_path / "stretched")
+    assert set(stretched.further["longer"]) == set(result.test) and stretched.further_notes == {}
+    assert stretched.test == result.test  # of the table as it was trained
+    own = run(dataclasses.replace(SETTINGS, test_task=longer), tmp_path / "own")
+    assert own.test == {} and set(own.further_notes) == {"test"}
+    assert run(dataclasses.replace(SETTINGS, test_task=longer), tmp_path / "own") == own
+
+
+@pytest.mark.parametrize("names", [("test",), ("a", "a"), ("",)])
+def test_further_tests_need_names_of_their_own(names):
+    with pytest.raises(ConfigError, match="further test"):
+        dataclasses.replace(SETTINGS, further_tests=tuple((name, TASK) for name in names))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Same(TokenTask):
+    """Say every token again."""
+
+    vocab_size: int = 11
+    seq_len: int = 5
+
+    def draw(self, num_examples, *, seed, split="train"):
+        ids = torch.randint(0, 11, (num_examples, 5), generator=torch.Generator().manual_seed(seed))
+        return Examples(ids, ids.unsqueeze(-1), torch.full((num_examples,), 5))
+
+
+def test_what_a_run_measures_is_what_its_curve_says(tmp_path):
+    easy = Same()
+    recipe = dataclasses.replace(RECIPE, steps=60, learning_rate=0.03, evaluate_every=1)
+    settings = dataclasses.replace(SETTINGS, task=easy, model=transformer(easy, num_heads=1), recipe=recipe)
+    result = run(settings, tmp_path)
+    reached = {}
+    for record in result.curve:
+        for bound in ("0.5", "0.9", "0.99"):
+            if record["validation_accuracy"] >= float(bound):
+                reached.setdefault(bound, record["step"])
+    assert len(reached) == 3 and set(result.seconds_to) == set(reached)
+    assert 0 < result.seconds_to["0.5"] <= result.seconds_to["0.9"] <= result.seconds_to["0.99"] < result.seconds
+    # steps later, seconds later
+    for one, other in (("0.5", "0.9"), ("0.9", "0.99")):
+        assert (reached[one] < reached[other]) == (result.seconds_to[one] < result.seconds_to[other])
+    assert result.steps_per_second == pytest.approx(60 / result.seconds)
+    assert result.validation_loss_best == min(record["validation_loss"] for record in result.curve)
+    assert result.validation_loss_end == result.curve[-1]["validation_loss"]
+    module = make_model(settings.model)
+    state, _ = RunFolder(tmp_path, settings.to_dict()).load()
+    for name, parameter in module.named_parameters():
+        parameter.data.copy_(state[f"module.{name}"])
+    texts = easy.draw(13, seed=data_seed("train sample", 0))
+    assert result.train_loss_end == evaluate(module, texts, easy)["loss"]
+    assert result.gap == result.validation_loss_end - result.train_loss_end
+    # at the least a gradient of every parameter
+    assert result.peak_bytes > 4 * result.num_parameters
+
+
+def test_a_budget_of_seconds_ends_at_a_look_and_says_so(tmp_path):
+    recipe = dataclasses.replace(RECIPE, steps=10**6, evaluate_every=3, budget_seconds=1e-4)
+    result = run(dataclasses.replace(SETTINGS, recipe=recipe), tmp_path)
+    assert result.steps == 3 and result.stopped is None and result.test["accuracy"] >= 0
+    assert result.notes == ("The budget of 0.0001 s was spent after step 3: not to be repeated.",)
+    (tmp_path / "result.json").unlink()  # killed before its test: it does not train on
+    assert run(dataclasses.replace(SETTINGS, recipe=recipe), tmp_path).steps == 3
+    tokens = dataclasses.replace(RECIPE, budget_tokens=5 * 6 * 9)
+    assert run(dataclasses.replace(SETTINGS, recipe=tokens), tmp_path / "tokens").steps == 5
+
+
+def test_checkpointing_changes_no_number_and_takes_less(tmp_path):
+    """Twenty layers: what one of them holds within is a small part of what all of them would keep."""
+    model = dataclasses.replace(SETTINGS.model, blocks=transformer(TASK, num_heads=3).blocks * 20)
+    recipe = dataclasses.replace(RECIPE, steps=3, batch_size=32)
+    kept = run(dataclasses.replace(SETTINGS, model=model, recipe=recipe), tmp_path / "kept")
+    again = dataclasses.replace(recipe, checkpoint="full")
+    computed = run(dataclasses.replace(SETTINGS, model=model, recipe=again), tmp_path / "computed")
+    assert computed.without_measurements() == kept.without_measurements()
+    assert computed.peak_bytes < kept.peak_bytes / 2
+
+
+def test_a_disk_that_is_full_is_told_in_one_line_and_nothing_is_lost(tmp_path):
+    """No file may grow beyond 8 KiB, less than the state: the system says so as it says of a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8 * 1024, before[1]))
+    try:
+        with pytest.raises(OutputError, match="cannot write") as told:
+            run(SETTINGS, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "\n" not in str(told.value) and "File too large" in str(told.value)
+    assert not list(tmp_path.glob(".headwise-*"))
+    assert run(SETTINGS, tmp_path).steps == 11
+
+
+def test_a_result_with_numbers_that_are_none_is_read_as_it_was_written(tmp_path):
+    folder = RunFolder(tmp_path, SETTINGS.to_dict())
+    curve = ({"step": 1, "train_loss": math.nan},)
+    result = Run(
+        seed=0, num_parameters=1, steps=1, seconds=1.0, best_step=0, clipped_share=0.0, num_bad=1,
+        test={"loss": math.nan}, curve=curve, seconds_to={"0.5": 0.1}, notes=("a note",), further={"a": {}},
+    )  # fmt: skip
+    assert folder.result() is None
+    folder.write_result(result)
+    found = folder.result()
+    assert math.isnan(found.test["loss"]) and math.isnan(found.curve[0]["train_loss"])
+    assert dataclasses.replace(found, test={}, curve=()) == dataclasses.replace(result, test={}, curve=())
+    (tmp_path / "result.json").write_text("{}")
+    with pytest.raises(OutputError, match="no result of a run"):
+        folder.result()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from headwise.errors import OutputError
-from headwise.experiments.run_folder import BEST, METRICS, RUN, STATE, RunFolder
+from headwise.experiments.run_folder import BEST, EVENTS, METRICS, RUN, STATE, RunFolder
 
 SETTINGS = {"arm": "one head", "seed": 3, "offsets": (1, 3)}
 TENSORS = {"a": torch.arange(7.0), "b": torch.tensor([1, 2], dtype=torch.int64)}
@@ -91,7 +91,7 @@ def test_a_full_disk_leaves_the_state_before(tmp_path, monkeypatch):
     with pytest.raises(OutputError, match="No space left"):
         folder.save(TENSORS, {"step": 2})
     assert folder.load()[1] == {"step": 1} and sorted(path.name for path in tmp_path.iterdir()) == sorted(
-        [RUN, STATE, METRICS]
+        [RUN, STATE, METRICS, EVENTS]
     )
 
 

@@ -117,7 +117,7 @@ def test_two_processes_together_are_one():
     """Each rank's gradients, averaged as DDP does, are those of the whole batch."""
     batch = TASK.draw(8, seed=3)
     whole = make(Recipe(batch_size=8, accumulate=2), batch_of=lambda step: batch)
-    whole._backward()
+    whole._backward(batch)
     shares = []
     for rank in range(2):
         torch.manual_seed(0)
@@ -125,7 +125,7 @@ def test_two_processes_together_are_one():
         one = Training(Small(), recipe, loss=loss, batch_of=lambda step: batch, rank=rank, world_size=2)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch.distributed, "all_reduce", lambda tensor: None)
-            one._backward()
+            one._backward(batch)
         shares.append([parameter.grad for parameter in one.module.parameters()])
     for parameter, *grads in zip(whole.module.parameters(), *shares, strict=True):
         torch.testing.assert_close(sum(grads) / 2, parameter.grad, rtol=1e-5, atol=1e-7)
@@ -148,6 +148,28 @@ def test_a_training_that_is_taken_up_again_is_the_same_to_the_bit(precision):
     again.restore(tensors, numbers)
     assert [again.take_step() for _ in range(4)] == records[3:]
     assert same(weights_of(again), weights_of(straight))
+
+
+def test_the_peak_of_a_step_is_measured_and_changes_nothing():
+    """A gradient as large as the table and, for one number a text, next to nothing beside it."""
+    recipe = Recipe(batch_size=4, learning_rate=0.05)
+
+    def dropped(module, batch):
+        # a sum of the table's entries: its gradient is one number, spread, until it is kept
+        return module.dropout(module.table.weight.sum()) + module.out.weight.sum() * 0, batch.num_answers
+
+    watched, plain = make(recipe, dropout_p=0.5), make(recipe, dropout_p=0.5)
+    watched.loss = plain.loss = dropped
+    torch.manual_seed(5)
+    peak = watched.measure_peak()
+    gradients = 4 * (11 * 7 + 7 * 11)
+    assert gradients <= peak < gradients + 1024
+    assert all(parameter.grad is None for parameter in watched.module.parameters())
+    watched.loss = plain.loss = loss
+    records = [watched.take_step() for _ in range(3)]
+    torch.manual_seed(5)
+    assert records == [plain.take_step() for _ in range(3)]
+    assert same(weights_of(watched), weights_of(plain))
 
 
 def test_a_state_of_another_module_is_refused():

@@ -1,5 +1,6 @@
 """Whole models of our own modules: what they compute, how positions and masks reach them, and what they refuse."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from headwise.config.block import BlockConfig, FeedForwardConfig
 from headwise.config.head import OutputHead
 from headwise.config.model import ModelConfig
 from headwise.cost.memory import predict_step
+from headwise.cost.parameters import count_parameters
 from headwise.cost.running.measure import measure_training_step
 from headwise.cost.workload import Workload
 from headwise.errors import ConfigError, UnsupportedError
@@ -19,6 +21,7 @@ from headwise.masks.patterns import Causal
 from headwise.masks.tables import Documents
 from headwise.nn.build import build
 from headwise.nn.classifier import Classifier
+from headwise.nn.generation import generate
 from headwise.nn.language_model import LanguageModel
 from headwise.nn.transformer import Transformer
 
@@ -76,7 +79,30 @@ def test_the_head_decides_what_is_built():
         assert type(build(describe(head=head))) is kind
 
 
-@pytest.mark.parametrize("settings", [{}, {"places": 0, "position": Rotary()}], ids=["table", "rotary"])
+@torch.no_grad()
+def test_sinusoidal_positions_are_added_by_their_scale_at_any_place_and_hold_nothing():
+    model, tokens = make(describe(places=0, sinusoid_scale=0.3, head=LANGUAGE)), ids(length=5)
+    rows = [
+        [[math.sin, math.cos][i % 2](place * 10_000 ** (-(i - i % 2) / WIDTH)) for i in range(WIDTH)]
+        for place in range(40, 45)
+    ]
+    x = model.body.token_table.weight[tokens] + 0.3 * torch.tensor(rows, dtype=torch.float64)
+    for block in model.body.blocks:
+        x = block(x)
+    expected = model.project(model.body.norm(x))
+    torch.testing.assert_close(model(tokens, positions=torch.arange(40, 45)), expected, **EXACT)
+    assert count_parameters(model.config).total == sum(one.numel() for one in model.parameters())
+    assert len(generate(model, tokens, max_new_tokens=23)[0]) == 23
+
+
+SOME_POSITIONS = {
+    "table": {},
+    "rotary": {"places": 0, "position": Rotary()},
+    "sinusoids": {"places": 0, "sinusoid_scale": 0.3},
+}
+
+
+@pytest.mark.parametrize("settings", SOME_POSITIONS.values(), ids=SOME_POSITIONS)
 @torch.no_grad()
 def test_left_padding_equals_each_text_alone(settings):
     model, tokens = make(describe(head=LANGUAGE, **settings)), ids()

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
-from headwise.api.bench_masks import MaskOfLength, read_mask
 from headwise.api.bench_results import BenchCase
 from headwise.config.checks import MAX_SIZE, require_choice, require_size, require_text, shown
+from headwise.config.mask_text import MaskOfLength, read_mask
 from headwise.errors import ConfigError
 from headwise.masks.patterns import Mask, require_batch_size
 

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from headwise.api.catalogue import DEVICE_NAMES, PRESET_NAMES
-from headwise.cli import bench, count, explain, fit, oom, report
+from headwise.cli import bench, compare, count, data, explain, fit, oom, report
 from headwise.cli import inspect as inspect_verb
 from headwise.cli.interrupts import heed_interrupts
 from headwise.cli.output import drop
@@ -57,6 +57,8 @@ app.command("oom")(oom.oom)
 app.command("bench")(bench.bench)
 app.command("inspect")(inspect_verb.inspect)
 app.command("explain")(explain.explain)
+app.command("compare")(compare.compare)
+app.command("data")(data.data)
 
 OPTIONS = {
     name: f"--{name.replace('_', '-')}"

@@ -9,6 +9,7 @@ from headwise.config.checks import (
     require_choice,
     require_flag,
     require_instance,
+    require_number,
     require_probability,
     require_size,
     shown,
@@ -45,6 +46,7 @@ class ModelConfig:
         vocab_size: rows of the token embedding; 0 where `patches` stand in its place.
         max_positions: longest length the model was made for.
         position_table_size: rows of a learned absolute position table; 0 = none.
+        sinusoid_scale: factor on sinusoidal positions that are added to the token embeddings; 0 = none are.
         num_token_types: rows of a token-type (segment) table; 0 = none.
         embedding_norm: a norm stands after the sum of the embeddings (BERT).
         embedding_dropout_p: dropout after the embeddings.
@@ -64,6 +66,7 @@ class ModelConfig:
     vocab_size: int
     max_positions: int
     position_table_size: int = 0
+    sinusoid_scale: float = 0.0
     num_token_types: int = 0
     embedding_norm: bool = False
     embedding_dropout_p: float = 0.0
@@ -86,6 +89,12 @@ class ModelConfig:
         require_size("vocab_size", self.vocab_size, minimum=0 if self.patches else 1)
         for name in ("position_table_size", "num_token_types"):
             require_size(name, getattr(self, name), minimum=0)
+        require_number("sinusoid_scale", self.sinusoid_scale)
+        if self.sinusoid_scale and self.position_table_size:
+            raise ConfigError(
+                "a model must have sinusoidal positions or a table of them, not both; got sinusoid_scale "
+                f"{self.sinusoid_scale} and position_table_size {self.position_table_size}"
+            )
         require_probability("embedding_dropout_p", self.embedding_dropout_p)
         for name in ("embedding_norm", "final_norm", "pooler"):
             require_flag(name, getattr(self, name))

@@ -1,7 +1,8 @@
 """What a model's scores are worth: the loss that it learns from, and how often its answers are right."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
@@ -25,7 +26,7 @@ def loss_sum(
         label_smoothing: share of the target that is spread over all classes.
     """
     total = functional.cross_entropy(
-        scores.flatten(0, -2).float(),
+        scores.flatten(0, -2).to(torch.promote_types(scores.dtype, torch.float32)),
         targets.flatten(),
         ignore_index=IGNORED,
         reduction="sum",
@@ -43,6 +44,8 @@ class AnswerSums:
         answers, right: how many there were, and how many were right.
         places, places_right: places with an answer, and those at which all K were right.
         texts, texts_right: texts, and those whose every answer was right.
+        num_classes: that answers are chosen from, where the F1 score is to be told.
+        wanted, given, hit: of each class, how many answers it was right for, was given as, and both.
     """
 
     loss: float = 0.0
@@ -52,6 +55,14 @@ class AnswerSums:
     places_right: int = 0
     texts: int = 0
     texts_right: int = 0
+    num_classes: int | None = None
+    wanted: Tensor = field(init=False)
+    given: Tensor = field(init=False)
+    hit: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        zeros = torch.zeros(self.num_classes or 0, dtype=torch.int64)
+        self.wanted, self.given, self.hit = zeros, zeros.clone(), zeros.clone()
 
     def add(
         self,
@@ -61,7 +72,8 @@ class AnswerSums:
         """Add texts, each with one answer at the least."""
         total, count = loss_sum(scores, targets)
         is_asked = targets != IGNORED
-        is_right = (scores.argmax(dim=-1) == targets) | ~is_asked
+        chosen = scores.argmax(dim=-1)
+        is_right = (chosen == targets) | ~is_asked
         has_answer = is_asked.any(dim=-1)
         self.loss += total.item()
         self.answers += count
@@ -70,15 +82,33 @@ class AnswerSums:
         self.places_right += int((is_right.all(dim=-1) & has_answer).sum())
         self.texts += len(targets)
         self.texts_right += int(is_right.flatten(1).all(dim=-1).sum())
+        if self.num_classes is not None:
+            right = targets[is_asked]
+            self.wanted += _count(right, self.num_classes)
+            self.given += _count(chosen[is_asked], self.num_classes)
+            self.hit += _count(right[is_right[is_asked]], self.num_classes)
 
     def metrics(self) -> dict[str, float]:
-        """Return `loss` (nats an answer), `accuracy` (of answers), `exact` (of places), `whole` (of texts)."""
-        return {
+        """Return `loss` (nats an answer), `accuracy` (of answers), `exact` (of places), `whole` (of texts).
+
+        Where there are classes `macro_f1`, too: the mean over them of `2 hit / (wanted + given)`, without those that
+        were neither wanted nor given, for which it is not defined.
+        """
+        metrics = {
             "loss": self.loss / max(1, self.answers),
             "accuracy": self.right / max(1, self.answers),
             "exact": self.places_right / max(1, self.places),
             "whole": self.texts_right / max(1, self.texts),
         }
+        if self.num_classes is not None:
+            seen = self.wanted + self.given
+            scores = 2 * self.hit[seen > 0].double() / seen[seen > 0]
+            metrics["macro_f1"] = scores.mean().item() if len(scores) else 0.0
+        return metrics
+
+
+def _count(classes: Int[Tensor, " answers"], num_classes: int) -> Int[Tensor, " classes"]:
+    return torch.bincount(classes.cpu(), minlength=num_classes)
 
 
 def bucket_of(length: int, bounds: tuple[int, ...]) -> str:

@@ -1,26 +1,29 @@
 """A controlled comparison: arms that differ in one thing, the same seeds, each with its own best learning rate."""
 
+import datetime as dt
 import math
 import os
-import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Literal
 
-from headwise.config.checks import require_instance, require_positive, require_text
-from headwise.config.model import ModelConfig
-from headwise.cost.flops import forward_flops
+from headwise.config.checks import require_choice, require_instance, require_positive, require_text
 from headwise.errors import ConfigError
+from headwise.experiments.answers import bucket_of
+from headwise.experiments.arm_results import arm_result, comparison_notes, environment_of, setup_of, test_lengths
+from headwise.experiments.claim_tests import TEST, ClaimTest, decide_claims
+from headwise.experiments.comparison_folder import keep_result, open_folder
 from headwise.experiments.engine import Engine, Job, LocalEngine
 from headwise.experiments.examples import TokenTask
 from headwise.experiments.intervals import paired_difference
 from headwise.experiments.recipe import Recipe
-from headwise.experiments.results import ArmResult, ComparisonResult
+from headwise.experiments.results import ArmResult, ComparisonResult, PairedDifference, Published
 from headwise.experiments.run import ModelDescription, RunSettings
 from headwise.experiments.run_result import Run
 
 TUNING_SEED = 2**20  # of the runs that a learning rate is chosen on: none of a comparison's own
-METRICS = ("loss", "accuracy", "exact", "whole")
+METRICS = ("loss", "accuracy", "exact", "whole", "macro_f1")
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""
@@ -34,14 +37,19 @@ class Arm:
         name: what it is called.
         model: what learns.
         recipe: how, where that is another than the comparison's.
+        lengthen: how a learned table of positions is made longer before a test whose texts are longer than it: "clamp"
+            or "interpolate"; None = such a test has no metrics.
     """
 
     name: str
     model: ModelDescription
     recipe: Recipe | None = None
+    lengthen: Literal["clamp", "interpolate"] | None = None
 
     def __post_init__(self) -> None:
         require_text("name", self.name)
+        if self.lengthen is not None:
+            require_choice("lengthen", self.lengthen, ("clamp", "interpolate"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,20 +61,26 @@ class Comparison:
         task: what is learned.
         arms: at least two, each of another name; the others are compared with the first.
         recipe: how.
+        question: what it asks, in a sentence.
         seeds: of the runs, each another one.
         learning_rates: tried on one seed of their own, for each arm by itself; the one with the lowest validation loss
             is taken. Empty: the recipe's.
-        metric: "loss" (nats an answer), "accuracy" (of answers), "exact" (of places), "whole" (of texts).
-        test_task, buckets, num_validation, num_test: as of `RunSettings`.
+        metric: "loss" (nats an answer), "accuracy" (of answers), "exact" (of places), "whole" (of texts), "macro_f1"
+            (of tasks with one class a text).
+        test_task, buckets, num_validation, num_test, further_tests: as of `RunSettings`.
+        claims: that are put to the test.
+        published: figures of others, to stand beside.
 
     Raises:
-        ConfigError: there are too few arms, two share a name, two seeds are the same, or the metric is none.
+        ConfigError: there are too few arms, two share a name, two seeds are the same, the metric is none, or a claim is
+            about an arm, a bucket or a further test that is not there.
     """
 
     name: str
     task: TokenTask
     arms: tuple[Arm, ...]
     recipe: Recipe
+    question: str = ""
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     learning_rates: tuple[float, ...] = ()
     metric: str = "accuracy"
@@ -74,6 +88,9 @@ class Comparison:
     buckets: tuple[int, ...] = ()
     num_validation: int = 256
     num_test: int = 512
+    further_tests: tuple[tuple[str, TokenTask], ...] = ()
+    claims: tuple[ClaimTest, ...] = ()
+    published: tuple[Published, ...] = ()
 
     def __post_init__(self) -> None:
         require_text("name", self.name)
@@ -87,6 +104,23 @@ class Comparison:
             require_positive("learning_rates", rate)
         if self.metric not in METRICS:
             raise ConfigError(f"metric must be one of {', '.join(METRICS)}; got {self.metric!r}")
+        places = self._places()
+        for claim in self.claims:
+            for name, among in (
+                (claim.arm, names),
+                (claim.other, names),
+                (claim.where, places),
+                (claim.minus or TEST, places),
+                (claim.metric or self.metric, METRICS),
+            ):
+                if name not in among:
+                    raise ConfigError(f"a claim must be about one of {', '.join(among)}; got {name!r}: {claim.text}")
+
+    def _places(self) -> list[str]:
+        """Return what a claim may be about: the test, a bucket of lengths, a further test."""
+        lengths = (*self.buckets, self.buckets[-1] + 1) if self.buckets else ()
+        buckets = [bucket_of(length, self.buckets) for length in lengths]
+        return [TEST, *buckets, *(name for name, _ in self.further_tests)]
 
     def settings(self, arm: Arm, seed: int, learning_rate: float | None = None) -> RunSettings:
         """Return the settings of one run."""
@@ -102,6 +136,8 @@ class Comparison:
             num_test=self.num_test,
             test_task=self.test_task,
             buckets=self.buckets,
+            further_tests=self.further_tests,
+            lengthen=arm.lengthen,
         )
 
 
@@ -116,20 +152,24 @@ def run_comparison(
 
     Args:
         comparison: what to run.
-        folder: where runs are kept, one folder each; those that are done are read, those that were killed go on.
+        folder: where runs are kept, one folder each; those that are done are read, those that were killed go on. The
+            result is kept in its `comparison.json`.
         engine: what does the runs. Default: this process, one after another.
-        progress: called after every run.
+        progress: called as runs begin and after every one.
 
     Raises:
-        OutputError: the folder cannot be written, or holds other runs.
+        OutputError: the folder cannot be written, or holds something else.
         ConfigError: no learning rate of an arm gave a finite loss.
     """
     place = Path(folder)
     engine = LocalEngine() if engine is None else engine
+    open_folder(place, comparison.name, identity_of(comparison))
 
     def run_all(what: str, jobs: list[Job]) -> list[Run]:
-        done = None if progress is None else lambda so_far, total: progress(what, so_far, total)
-        return engine.run_all(jobs, done=done)
+        if progress is None or not jobs:
+            return engine.run_all(jobs)
+        progress(what, 0, len(jobs))
+        return engine.run_all(jobs, done=lambda so_far, total: progress(what, so_far, total))
 
     tried = _try_rates(comparison, place, run_all)
     chosen = {arm.name: _best_rate(tried[arm.name], arm.recipe or comparison.recipe) for arm in comparison.arms}
@@ -143,28 +183,60 @@ def run_comparison(
     ]
     runs = run_all("runs", jobs)
     count = len(comparison.seeds)
+    settings = [comparison.settings(arm, comparison.seeds[0]) for arm in comparison.arms]
     arms = tuple(
-        _arm_result(comparison, arm, chosen[arm.name], tried[arm.name], runs[number * count : (number + 1) * count])
+        arm_result(
+            arm.name,
+            settings[number],
+            metric=comparison.metric,
+            rate=chosen[arm.name],
+            tried=tried[arm.name],
+            runs=runs[number * count : (number + 1) * count],
+        )
         for number, arm in enumerate(comparison.arms)
     )
-    first = arms[0]
-    differences = tuple(
-        paired_difference(
-            _values(other, comparison.metric),
-            _values(first, comparison.metric),
-            metric=f"{comparison.metric} of {other.name} less that of {first.name}",
-        )
-        for other in arms[1:]
-        if first.mean is not None and other.mean is not None
-    )
-    lost = [arm.name for arm in arms if arm.mean is None]
-    return ComparisonResult(
+    result = ComparisonResult(
         name=comparison.name,
+        question=comparison.question,
         metric=comparison.metric,
         seeds=comparison.seeds,
         arms=arms,
-        differences=differences,
-        notes=tuple(f"A run of {name} was stopped before it learned anything: no difference is told." for name in lost),
+        differences=_differences(comparison.metric, arms),
+        claims=decide_claims(comparison.claims, arms, comparison.metric),
+        published=comparison.published,
+        test_lengths=test_lengths(settings[0]),
+        setup=setup_of(comparison.recipe, settings[0], comparison.learning_rates),
+        environment=environment_of(place, engine),
+        when=dt.date.today().isoformat(),
+        folder=str(place),
+        notes=comparison_notes(arms),
+    )
+    keep_result(place, comparison.name, identity_of(comparison), result)
+    return result
+
+
+def identity_of(comparison: Comparison) -> dict[str, Any]:
+    """Return all that the runs of a comparison depend on but their seeds, as JSON can hold it.
+
+    More seeds, another metric or other claims need no other runs, so they may go on in the same folder.
+    """
+    arms = []
+    for arm in comparison.arms:
+        settings = comparison.settings(arm, comparison.seeds[0]).to_dict()
+        del settings["seed"]
+        arms.append([arm.name, settings])
+    return {"arms": arms, "learning_rates": list(comparison.learning_rates)}
+
+
+def _differences(metric: str, arms: Sequence[ArmResult]) -> tuple[PairedDifference, ...]:
+    """Return those of every other arm from the first; of arms with a run without the metric there are none."""
+    first = arms[0]
+    return tuple(
+        paired_difference(
+            arm.metrics[metric].known, first.metrics[metric].known, metric=metric, arm=arm.name, other=first.name
+        )
+        for arm in arms[1:]
+        if first.mean is not None and arm.mean is not None
     )
 
 
@@ -193,28 +265,3 @@ def _best_rate(tried: dict[float, float], recipe: Recipe) -> float:
     """Return the learning rate with the lowest loss; the recipe's own where none was tried."""
     finite = {rate: loss for rate, loss in tried.items() if math.isfinite(loss)}
     return min(finite, key=lambda rate: finite[rate]) if finite else recipe.learning_rate
-
-
-def _arm_result(comparison: Comparison, arm: Arm, rate: float, tried: dict[float, float], runs: list[Run]) -> ArmResult:
-    values = [run.test.get(comparison.metric) for run in runs]
-    known = [value for value in values if value is not None]
-    return ArmResult(
-        name=arm.name,
-        learning_rate=rate,
-        rates_tried={f"{one:g}": loss for one, loss in tried.items()},
-        runs=tuple(runs),
-        num_parameters=runs[0].num_parameters,
-        forward_flops=_flops(arm.model, comparison.task.max_len),
-        seconds_per_step=statistics.median(run.seconds / max(1, run.steps) for run in runs),
-        mean=statistics.fmean(known) if len(known) == len(values) else None,
-    )
-
-
-def _values(arm: ArmResult, metric: str) -> list[float]:
-    return [run.test[metric] for run in arm.runs]
-
-
-def _flops(model: ModelDescription, seq: int) -> int | None:
-    if not isinstance(model, ModelConfig):
-        return None
-    return forward_flops(model, batch=1, seq=seq).dense

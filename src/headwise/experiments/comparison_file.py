@@ -8,10 +8,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headwise.errors import ConfigError
+from headwise.experiments.claim_tests import ClaimTest
+from headwise.experiments.classification import Classification
 from headwise.experiments.compare import Arm, Comparison
+from headwise.experiments.digits import Digits
 from headwise.experiments.examples import TokenTask
+from headwise.experiments.key_recall import KeyRecall
+from headwise.experiments.language_modelling import LanguageModelling
 from headwise.experiments.models import recurrent_for, transformer_for
 from headwise.experiments.recipe import Recipe
+from headwise.experiments.results import Published
 from headwise.experiments.sequence_tasks import (
     AssociativeRecall,
     Induction,
@@ -28,6 +34,10 @@ TASKS: dict[str, Callable[..., TokenTask]] = {
     "needle": Needle,
     "induction": Induction,
     "transduction": Transduction,
+    "key-recall": KeyRecall,
+    "classification": Classification,
+    "language-modelling": LanguageModelling,
+    "digits": Digits,
 }
 
 
@@ -36,8 +46,10 @@ def read_comparison(path: Path) -> Comparison:
 
     `[task]` has a `kind` and that task's numbers, `[test_task]` likewise where tests are on another; `[recipe]` the
     numbers of `Recipe`; each `[[arms]]` a `name`, a `kind` ("transformer", "gru" or "lstm") and the numbers of
-    `transformer_for` or `recurrent_for`, and perhaps a `recipe` of its own, whose numbers go before the comparison's.
-    All else stands at the top: `name`, `seeds`, `learning_rates`, `metric`, `buckets`, `num_validation`, `num_test`.
+    `transformer_for` or `recurrent_for`, perhaps `lengthen` (as of `Arm`), and perhaps a `recipe` of its own, whose
+    numbers go before the comparison's. Each `[[further_tests]]` has a `name` and the kind and numbers of a task, each
+    `[[claims]]` what `ClaimTest` takes, each `[[published]]` what `Published` takes. All else stands at the top:
+    `name`, `question`, `seeds`, `learning_rates`, `metric`, `buckets`, `num_validation`, `num_test`.
 
     Raises:
         ConfigError: the file is missing, no TOML, or holds a key or a value that is not known; the text names it.
@@ -64,12 +76,30 @@ def comparison_of(content: Mapping[str, Any]) -> Comparison:
     if not isinstance(tables, list):
         raise ConfigError(f"a comparison needs [[arms]], two or more; got {tables!r:.60}")
     arms = tuple(_arm(number, _table(f"arms[{number}]", table), task, shared) for number, table in enumerate(tables))
+    tests = tuple(_further_test(where, table) for where, table in _tables(content, "further_tests"))
+    claims = tuple(_call(where, ClaimTest, table) for where, table in _tables(content, "claims"))
+    published = tuple(_call(where, Published, table) for where, table in _tables(content, "published"))
     return _call(
         "the comparison",
         Comparison,
         {**{name: _tuple(value) for name, value in content.items()}, "task": task, "test_task": test_task, "arms": arms}
-        | {"recipe": recipe},
+        | {"recipe": recipe, "further_tests": tests, "claims": claims, "published": published},
     )
+
+
+def _tables(content: dict[str, Any], name: str) -> list[tuple[str, dict[str, Any]]]:
+    """Take an array of tables out of a file, each with what to call it in an error."""
+    tables = content.pop(name, [])
+    if not isinstance(tables, list):
+        raise ConfigError(f"{name} must be tables, each under [[{name}]]; got {tables!r:.60}")
+    return [(f"{name}[{number}]", _table(f"{name}[{number}]", table)) for number, table in enumerate(tables)]
+
+
+def _further_test(where: str, table: dict[str, Any]) -> tuple[str, TokenTask]:
+    name = table.pop("name", None)
+    if not isinstance(name, str):
+        raise ConfigError(f"{where} must have a name, by which claims call it; got {name!r:.60}")
+    return name, _task(where, table)
 
 
 def _task(where: str, table: Any) -> TokenTask:
@@ -83,7 +113,7 @@ def _task(where: str, table: Any) -> TokenTask:
 def _arm(number: int, table: dict[str, Any], task: TokenTask, shared: Mapping[str, Any]) -> Arm:
     where = f"arms[{number}]"
     kind = table.pop("kind", "transformer")
-    name = table.pop("name", None)
+    name, lengthen = table.pop("name", None), table.pop("lengthen", None)
     own = _table(f"{where}.recipe", table.pop("recipe")) if "recipe" in table else None
     recipe = None if own is None else _call(f"{where}.recipe", Recipe, {**shared, **own})
     if kind == "transformer":
@@ -92,7 +122,7 @@ def _arm(number: int, table: dict[str, Any], task: TokenTask, shared: Mapping[st
         model = _call(where, recurrent_for, table, task, kind)
     else:
         raise ConfigError(f"{where} must be of kind transformer, gru or lstm; got {kind!r}")
-    return _call(where, Arm, {"name": name, "model": model, "recipe": recipe})
+    return _call(where, Arm, {"name": name, "model": model, "recipe": recipe, "lengthen": lengthen})
 
 
 def _call(where: str, make: Callable[..., T], numbers: Mapping[str, Any], *args: Any) -> T:

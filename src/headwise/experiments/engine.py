@@ -1,9 +1,11 @@
 """Where runs happen: one after another here, or several at once in processes of this machine."""
 
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
+from multiprocessing.synchronize import Event as EventType
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -43,10 +45,12 @@ class LocalEngine:
     Args:
         workers: processes at once; 1 = this process, one run after another.
         threads: of each run.
+        device: to train on. Default: the GPU that torch uses, where it sees one, else the CPU.
     """
 
     workers: int = 1
     threads: int = 1
+    device: str | None = None
 
     def __post_init__(self) -> None:
         require_size("workers", self.workers)
@@ -67,20 +71,39 @@ class LocalEngine:
             torch.set_num_threads(self.threads)
             try:
                 for number, job in enumerate(jobs):
-                    yield number, run(job.settings, job.folder)
+                    yield number, run(job.settings, job.folder, device=self.device)
             finally:
                 torch.set_num_threads(before)
             return
         # a fresh interpreter each: a fork would inherit torch's threads, which do not survive it
-        with ProcessPoolExecutor(self.workers, mp_context=get_context("spawn")) as pool:
-            futures = {pool.submit(_run_job, job, self.threads): number for number, job in enumerate(jobs)}
+        context = get_context("spawn")
+        stop = context.Event()
+        with ProcessPoolExecutor(self.workers, mp_context=context, initializer=_start, initargs=(stop,)) as pool:
+            futures = {pool.submit(_run_job, job, self.threads, self.device): number for number, job in enumerate(jobs)}
             try:
                 for future in as_completed(futures):
                     yield futures[future], future.result()
             finally:
+                stop.set()  # a pool cannot take back what its processes run, nor what they have next
                 pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _run_job(job: Job, threads: int) -> Run:
+_stop: list[EventType] = []  # of this process, if it is one of a pool
+
+
+def _start(stop: EventType) -> None:
+    """Begin a process of a pool: an interrupt from the terminal is its parent's, which then says stop."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _stop[:] = [stop]
+
+
+def _run_job(job: Job, threads: int, device: str | None) -> Run:
     torch.set_num_threads(threads)
-    return run(job.settings, job.folder)
+    _heed_stop()
+    return run(job.settings, job.folder, device=device, progress=_heed_stop)
+
+
+def _heed_stop(*_: int) -> None:
+    """End the run between two steps once the others are to stop; it goes on from its last state another time."""
+    if _stop[0].is_set():
+        raise KeyboardInterrupt

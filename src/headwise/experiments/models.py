@@ -1,11 +1,13 @@
 """Models for a task, described by the few numbers that comparisons change."""
 
+import math
 from typing import Literal
 
 from headwise.config.attention import AttentionConfig
 from headwise.config.block import BlockConfig, FeedForwardConfig
 from headwise.config.checks import require_choice, require_size
 from headwise.config.head import OutputHead
+from headwise.config.mask_text import read_mask
 from headwise.config.model import ModelConfig
 from headwise.config.position import ALiBi, Rotary, T5Bias
 from headwise.errors import ConfigError
@@ -13,8 +15,11 @@ from headwise.experiments.examples import TokenTask
 from headwise.experiments.recurrent import RecurrentConfig, count_recurrent_parameters
 from headwise.masks.patterns import Causal, Mask
 
-POSITIONS = ("learned", "none", "rotary", "alibi", "t5")
-Position = Literal["learned", "none", "rotary", "alibi", "t5"]
+POSITIONS = ("learned", "none", "sinusoidal", "rotary", "alibi", "t5")
+Position = Literal["learned", "none", "sinusoidal", "rotary", "alibi", "t5"]
+
+TABLE_DEVIATION = 0.02  # of the numbers of token tables and learned positions as training starts
+SINUSOID_SCALE = TABLE_DEVIATION * math.sqrt(2)  # half the mean square of a sine is lost: as strong as a learned table
 
 
 def transformer_for(
@@ -27,7 +32,7 @@ def transformer_for(
     num_kv_heads: int | None = None,
     hidden_dim: int | None = None,
     position: Position = "learned",
-    mask: Mask | None = None,
+    mask: Mask | str | None = None,
     scale: float | None = None,
     dropout_p: float = 0.0,
     norm_placement: Literal["pre", "post"] = "pre",
@@ -41,27 +46,35 @@ def transformer_for(
         head_dim: width of a head. Default: `embed_dim / num_heads`.
         num_kv_heads: key/value heads. Default: `num_heads`.
         hidden_dim: width inside the feed-forward layer. Default: `4 * embed_dim`.
-        position: where a token is: a "learned" table, "rotary", "alibi" or "t5" inside attention, or "none".
-        mask: of every attention. Default: causal.
+        position: where a token is: a "learned" table or "sinusoidal" vectors added to the tokens, "rotary", "alibi" or
+            "t5" inside attention, or "none". Sinusoids are as strong as a learned table is as training starts, a root
+            mean square of 0.02. T5's table tells 32 distances apart, up to a quarter of `max_positions` and at least
+            32, and all beyond alike; half of them are for later tokens, where the mask lets those be read.
+        mask: of every attention, as a mask or as text: "full", "causal", "window:16", "longformer:16:2 & causal" and
+            others, made for texts of `max_positions` tokens. Default: causal.
         scale: factor on the scores. Default: `1 / sqrt(head_dim)`.
         dropout_p: on attention weights and on what is added to the residual stream.
         norm_placement: "pre" or "post".
         max_positions: longest text, and rows of a learned table. Default: the task's longest.
 
     Raises:
-        ConfigError: a number is out of range, or there is no such position.
+        ConfigError: a number is out of range, or there is no such position or mask.
     """
     require_choice("position", position, POSITIONS)
     require_size("num_layers", num_layers)
     longest = task.max_len if max_positions is None else max_positions
-    inside: dict[str, Rotary | ALiBi | T5Bias] = {"rotary": Rotary(), "alibi": ALiBi(), "t5": T5Bias()}
+    require_size("max_positions", longest)
+    whole_mask = Causal() if mask is None else read_mask(mask)(longest) if isinstance(mask, str) else mask
+    inside: dict[str, Rotary | ALiBi | T5Bias] = {"rotary": Rotary(), "alibi": ALiBi()}
+    if position == "t5":
+        inside["t5"] = T5Bias(max_distance=max(32, longest // 4), is_bidirectional=_reads_later(whole_mask, longest))
     attention = AttentionConfig(
         embed_dim=embed_dim,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,  # type: ignore[arg-type]  # None: its own default
         head_dim=head_dim,  # type: ignore[arg-type]
         position=inside.get(position),
-        mask=Causal() if mask is None else mask,
+        mask=whole_mask,
         scale=scale,  # type: ignore[arg-type]
         dropout_p=dropout_p,
     )
@@ -79,10 +92,16 @@ def transformer_for(
         vocab_size=task.vocab_size,
         max_positions=longest,
         position_table_size=longest if position == "learned" else 0,
+        sinusoid_scale=SINUSOID_SCALE if position == "sinusoidal" else 0.0,
         blocks=(block,) * num_layers,
         final_norm=norm_placement == "pre",
         head=OutputHead(kind="language_model", num_outputs=task.num_answers * task.num_classes, bias=True, tied=False),
     )
+
+
+def _reads_later(mask: Mask, seq_len: int) -> bool:
+    """Tell whether a token may read a later one."""
+    return (mask & Causal()).count_pairs(seq_len, seq_len) < mask.count_pairs(seq_len, seq_len)
 
 
 def recurrent_for(

@@ -9,6 +9,8 @@ from headwise.errors import ConfigError
 
 Schedule = Literal["cosine", "inverse-sqrt", "constant"]
 Precision = Literal["fp32", "amp-bf16", "amp-fp16"]
+Checkpoint = Literal["none", "selective", "full"]
+BUDGETS = ("budget_tokens", "budget_flops", "budget_seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +30,16 @@ class Recipe:
         label_smoothing: share of the target that is spread over all classes, from 0 to below 1.
         precision: "fp32", or torch's autocast to bfloat16 or float16, the latter with a gradient scaler.
         accumulate: parts that a batch is worked off in, one after another; it has as many texts in each.
+        checkpoint: what every block of a Transformer computes again in backward instead of keeping it: "none";
+            "selective": what stands between queries, keys, values and the attention's result; "full": all of it.
+        impl: which implementation computes a Transformer's attentions (`headwise.attention`).
         evaluate_every: steps from one look at the validation set to the next.
         max_bad_steps: steps in a row without a finite gradient after which a run is stopped.
+        budget_tokens, budget_flops: instead of `steps`, as many steps as this budget pays for (`steps_for`). Of FLOPs,
+            matrix products of dense attention, three times the forward pass, as long as the task's longest text.
+        budget_seconds: of training, without looks; the first look after it ends the run. The schedule is that of
+            `steps`, which are then the most there may be. What is trained in a time differs from machine to machine and
+            from run to run: no such run can be repeated.
 
     Raises:
         ConfigError: a number is out of range.
@@ -50,8 +60,13 @@ class Recipe:
     label_smoothing: float = 0.0
     precision: Precision = "fp32"
     accumulate: int = 1
+    checkpoint: Checkpoint = "none"
+    impl: str = "auto"
     evaluate_every: int = 100
     max_bad_steps: int = 10
+    budget_tokens: int | None = None
+    budget_flops: float | None = None
+    budget_seconds: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "accumulate", "evaluate_every", "max_bad_steps"):
@@ -63,6 +78,12 @@ class Recipe:
             require_positive("clip_norm", self.clip_norm)
         require_choice("schedule", self.schedule, ("cosine", "inverse-sqrt", "constant"))
         require_choice("precision", self.precision, ("fp32", "amp-bf16", "amp-fp16"))
+        require_choice("checkpoint", self.checkpoint, ("none", "selective", "full"))
+        budgets = [name for name in BUDGETS if getattr(self, name) is not None]
+        for name in budgets:
+            require_positive(name, getattr(self, name))
+        if len(budgets) > 1:
+            raise ConfigError(f"a recipe takes one budget at most; got {' and '.join(budgets)}")
         for name, value, what in (
             ("final_share", self.final_share, "from 0 to 1"),
             ("label_smoothing", self.label_smoothing, "from 0 to below 1"),

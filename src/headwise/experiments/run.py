@@ -1,32 +1,36 @@
 """One run: one model on one task with one seed, from its first step to its test, in a folder that survives a kill."""
 
 import hashlib
-import json
+import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from headwise.config.checks import require_instance, require_size
-from headwise.config.model import ModelConfig
-from headwise.errors import TrainingError
-from headwise.experiments.answers import AnswerSums, bucket_of, loss_sum
-from headwise.experiments.examples import Examples, TokenTask
+from headwise.config.checks import require_choice, require_instance, require_size, require_text
+from headwise.errors import ConfigError, TrainingError
+from headwise.experiments.asking import ModelDescription, evaluate, loss_of, make_model, scores_of
+from headwise.experiments.budget import with_steps
+from headwise.experiments.examples import TokenTask
+from headwise.experiments.final_tests import Tests, take_tests
+from headwise.experiments.lengthen import Lengthen
+from headwise.experiments.machine import device_for, environment, rng_devices
+from headwise.experiments.processes import Processes
 from headwise.experiments.recipe import Recipe
-from headwise.experiments.recurrent import RecurrentConfig, RecurrentModel
 from headwise.experiments.run_folder import RunFolder
 from headwise.experiments.run_result import Run
-from headwise.experiments.training import Training
-from headwise.nn.build import build
+from headwise.experiments.training import StepRecord, Training
 
-RESULT = "result.json"
-EVALUATION_BATCH = 64  # texts at once as answers are counted: results do not depend on it but for float error
+__all__ = ["ModelDescription", "RunSettings", "data_seed", "evaluate", "loss_of", "make_model", "run", "scores_of"]
 
-ModelDescription = ModelConfig | RecurrentConfig
+REACHED = (0.5, 0.9, 0.99)  # accuracies on validation texts, the seconds to which are told
+ALONE = Processes()
+
 Progress = Callable[[int, int], None]
 """Called with the steps that are done and how many there are."""
 
@@ -43,6 +47,12 @@ class RunSettings:
         num_validation, num_test: texts that the best state is chosen on, and that it is tested on once.
         test_task: what it is tested on, where that is another task: longer texts, say. Default: the same.
         buckets: bounds of lengths that tests are told apart by.
+        further_tests: other tasks that the best state is tested on once, each with a name of its own.
+        lengthen: how a learned position table is made longer for tests with longer texts: "clamp" or "interpolate".
+            Default: such tests are not taken.
+
+    Raises:
+        ConfigError: a number is out of range; two further tests share a name, or one is called "test".
     """
 
     task: TokenTask
@@ -53,6 +63,8 @@ class RunSettings:
     num_test: int = 512
     test_task: TokenTask | None = None
     buckets: tuple[int, ...] = ()
+    further_tests: tuple[tuple[str, TokenTask], ...] = ()
+    lengthen: Lengthen | None = None
 
     def __post_init__(self) -> None:
         require_instance("task", self.task, TokenTask)
@@ -60,149 +72,237 @@ class RunSettings:
         require_size("seed", self.seed, minimum=0)
         require_size("num_validation", self.num_validation)
         require_size("num_test", self.num_test)
+        names = ["test", *(name for name, _ in self.further_tests)]
+        for name, task in self.further_tests:
+            require_text("the name of a further test", name)
+            require_instance(f"further test {name!r}", task, TokenTask)
+        if len(set(names)) < len(names):
+            raise ConfigError(f'further tests must have names of their own, none "test"; got {", ".join(names[1:])}')
+        if self.lengthen is not None:
+            require_choice("lengthen", self.lengthen, ("clamp", "interpolate"))
 
     def to_dict(self) -> dict[str, Any]:
         """Return them as JSON can hold them, with the kinds of task and model."""
         return {field.name: _described(getattr(self, field.name)) for field in fields(self)}
 
 
-def run(settings: RunSettings, folder: str | os.PathLike[str], *, progress: Progress | None = None) -> Run:
+def run(
+    settings: RunSettings,
+    folder: str | os.PathLike[str],
+    *,
+    progress: Progress | None = None,
+    device: str | torch.device | None = None,
+    processes: Processes = ALONE,
+) -> Run:
     """Train, choose the best state on the validation set, test it once, and return what came out.
 
-    A run that was killed goes on from its last state, to the same numbers bit for bit; one that is done is read.
+    A run that was killed goes on from its last state, on the same machine to the same numbers bit for bit; one that is
+    done is read.
 
     Args:
         settings: of the run.
         folder: where it is kept.
         progress: called after every step.
+        device: to train on. Default: the GPU that torch uses, where it sees one, else the CPU.
+        processes: that train together, each of which must call this. Default: this one alone.
 
     Raises:
         OutputError: the folder cannot be written, or holds another run.
+        ConfigError: there is no such device, the recipe's budget does not pay for a step, or the run that was killed
+            was of another number of processes.
     """
-    place = RunFolder(folder, settings.to_dict())
-    done = place.path / RESULT
-    if done.exists():
-        known = json.loads(done.read_text(encoding="utf-8"))
-        return Run(**{**known, "curve": tuple(known["curve"])})
-    # torch's stream of random numbers is the caller's own again afterwards
-    with torch.random.fork_rng(devices=[]):
+    place_on = device_for(device)
+    recipe = with_steps(settings.recipe, settings.task, settings.model)
+    place = RunFolder(folder, settings.to_dict(), environment(place_on)) if processes.is_first else None
+    done = processes.share(None if place is None else place.result())
+    if done is not None:
+        return done
+    # torch's streams of random numbers are the caller's own again afterwards
+    with torch.random.fork_rng(devices=rng_devices(place_on)), _closing(place), processes.quietly():
         torch.manual_seed(settings.seed)
-        return _run(settings, place, progress)
+        module = make_model(settings.model, checkpoint=recipe.checkpoint, impl=recipe.impl).to(place_on)
+        num_parameters = sum(parameter.numel() for parameter in module.parameters())
+        training = _make_training(settings, recipe, module, processes)
+        looks = _train(settings, recipe, training, place, progress, processes)
+        finished = None if place is None else _finish(settings, place, training, looks, num_parameters, place_on)
+        shared: Run | None = processes.share(finished)
+        assert shared is not None
+        return shared
 
 
-def _run(settings: RunSettings, place: RunFolder, progress: Progress | None) -> Run:
-    task, recipe = settings.task, settings.recipe
-    module = make_model(settings.model)
+@dataclass(kw_only=True)
+class _Looks:
+    """What a run knows beside its training, kept with every state."""
+
+    best: float = math.inf
+    seconds: float = 0.0
+    seconds_to: dict[str, float] = field(default_factory=dict)
+    peak_bytes: int | None = None
+    stopped: str | None = None
+    train_loss_end: float | None = None
+    notes: tuple[str, ...] = ()
+
+    def kept(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("best", "seconds", "seconds_to", "peak_bytes")}
+
+    def note_accuracy(self, accuracy: float) -> None:
+        for bound in REACHED:
+            if accuracy >= bound:
+                self.seconds_to.setdefault(str(bound), self.seconds)
+
+
+def _make_training(settings: RunSettings, recipe: Recipe, module: nn.Module, processes: Processes) -> Training:
+    task = settings.task
     training = Training(
-        module,
+        processes.spread(module, recipe.precision),
         recipe,
         loss=lambda module, batch: loss_of(module, batch, task, label_smoothing=recipe.label_smoothing),
-        batch_of=lambda step: task.draw(recipe.batch_size, seed=data_seed("train", settings.seed, step)),
+        batch_of=lambda step: task.draw(recipe.batch_size, seed=data_seed("train", settings.seed, step), split="train"),
+        rank=processes.rank,
+        world_size=processes.world_size,
     )
-    validation = task.draw(settings.num_validation, seed=data_seed("validation", settings.seed))
-    best, seconds = float("inf"), 0.0
-    found = place.load()
-    if found is not None:
+    if not processes.is_first:  # the same weights, but dropout of its own
+        torch.manual_seed(data_seed("dropout", settings.seed, processes.rank))
+    return training
+
+
+def _train(
+    settings: RunSettings,
+    recipe: Recipe,
+    training: Training,
+    place: RunFolder | None,
+    progress: Progress | None,
+    processes: Processes,
+) -> _Looks:
+    """Train to the end, with a look at the validation set, and a state kept, every so many steps."""
+    task = settings.task
+    validation = task.draw(settings.num_validation, seed=data_seed("validation", settings.seed), split="validation")
+    looks = _Looks()
+    found = processes.share(None if place is None else place.load())
+    if found is None:
+        looks.peak_bytes = training.measure_peak()
+    else:
         training.restore(*found)
-        best, seconds = found[1]["best"], found[1]["seconds"]
+        looks = _Looks(**{name: found[1][name] for name in looks.kept()})
     losses: list[float] = []
     started = time.perf_counter()
-    while training.step < recipe.steps:
+    is_over = training.step >= recipe.steps or processes.share(_is_spent(recipe, looks))
+    while not is_over:
         try:
             record = training.take_step()
         except TrainingError as error:  # a result like any other: the recipe does not suit the model
-            seconds += time.perf_counter() - started
-            return _finish(settings, place, training, seconds, stopped=str(error))
+            looks.seconds += time.perf_counter() - started
+            looks.stopped = str(error)
+            return looks
         losses.append(record.loss)
         if progress is not None:
             progress(training.step, recipe.steps)
-        if training.step % recipe.evaluate_every and training.step < recipe.steps:
+        is_over = training.step == recipe.steps
+        if training.step % recipe.evaluate_every and not is_over:
             continue
-        seconds += time.perf_counter() - started
-        metrics = evaluate(module, validation, task)
-        place.append(
-            {
-                "step": training.step,
-                "train_loss": sum(losses) / len(losses),
-                "learning_rate": record.learning_rate,
-                "gradient_norm": record.gradient_norm,
-                "num_clipped": training.num_clipped,
-                "num_bad": training.num_bad,
-                **{f"validation_{name}": value for name, value in metrics.items()},
-            }
-        )
-        tensors, numbers = training.state()
-        if metrics["loss"] < best:
-            best = metrics["loss"]
-            weights = {name: tensor for name, tensor in tensors.items() if name.startswith("module.")}
-            place.save_best(weights, {"step": training.step, "loss": best})
-        place.save(tensors, {**numbers, "best": best, "seconds": seconds})
+        looks.seconds += time.perf_counter() - started
+        metrics = evaluate(training.module, validation, task)
+        looks.note_accuracy(metrics["accuracy"])
+        _keep(place, training, looks, _line(training, record, sum(losses) / len(losses), metrics), metrics["loss"])
+        is_over = is_over or processes.share(_is_spent(recipe, looks))
         losses, started = [], time.perf_counter()
-    return _finish(settings, place, training, seconds)
+    if training.step < recipe.steps:
+        looks.notes = (
+            f"The budget of {recipe.budget_seconds:g} s was spent after step {training.step}: not to be repeated.",
+        )
+    sample = task.draw(settings.num_validation, seed=data_seed("train sample", settings.seed), split="train")
+    looks.train_loss_end = _finite(evaluate(training.module, sample, task)["loss"])
+    return looks
+
+
+def _is_spent(recipe: Recipe, looks: _Looks) -> bool:
+    return recipe.budget_seconds is not None and looks.seconds >= recipe.budget_seconds
+
+
+def _line(training: Training, record: StepRecord, train_loss: float, metrics: dict[str, float]) -> dict[str, Any]:
+    """Return what is written at a look."""
+    return {
+        "step": training.step,
+        "train_loss": train_loss,
+        "learning_rate": record.learning_rate,
+        "gradient_norm": record.gradient_norm,
+        "num_clipped": training.num_clipped,
+        "num_bad": training.num_bad,
+        **{f"validation_{name}": value for name, value in metrics.items()},
+    }
+
+
+def _keep(place: RunFolder | None, training: Training, looks: _Looks, line: dict[str, Any], loss: float) -> None:
+    """Write a look's line, the weights where they are the best so far, and the state, in this order."""
+    tensors, numbers = training.state()  # in all processes, which hold a part each
+    if place is None:
+        return
+    place.append(line)
+    if loss < looks.best:
+        looks.best = loss
+        weights = {name: tensor for name, tensor in tensors.items() if name.startswith("module.")}
+        place.save_best(weights, {"step": training.step, "loss": loss})
+    place.save(tensors, {**numbers, **looks.kept()})
 
 
 def _finish(
-    settings: RunSettings, place: RunFolder, training: Training, seconds: float, stopped: str | None = None
+    settings: RunSettings,
+    place: RunFolder,
+    training: Training,
+    looks: _Looks,
+    num_parameters: int,
+    device: torch.device,
 ) -> Run:
-    """Test the best state once, keep the result, and return it."""
+    """Test the best state once, in a module that is this process's alone, keep the result, and return it."""
     chosen = place.load_best()
+    tests = Tests()
     if chosen is not None:  # None: no validation loss was ever a number
+        module = make_model(settings.model, impl=settings.recipe.impl).to(device)
         with torch.no_grad():
-            for name, tensor in (*training.module.named_parameters(), *training.module.named_buffers()):
+            for name, tensor in (*module.named_parameters(), *module.named_buffers()):
                 tensor.copy_(chosen[0][f"module.{name}"])
-    task = settings.test_task or settings.task
-    test = task.draw(settings.num_test, seed=data_seed("test", settings.seed))
-    names = [bucket_of(length, settings.buckets) for length in test.lengths.tolist()]
-    by_length = {
-        name: evaluate(
-            training.module, test.take(torch.tensor([i for i, one in enumerate(names) if one == name])), task
+        tests = take_tests(
+            module,
+            settings.model,
+            {"test": settings.test_task or settings.task, **dict(settings.further_tests)},
+            num_examples=settings.num_test,
+            seed=data_seed("test", settings.seed),
+            buckets=settings.buckets,
+            how=settings.lengthen,
         )
-        for name in sorted(set(names))
-    }
+    curve = tuple(place.records())
     result = Run(
         seed=settings.seed,
-        num_parameters=sum(parameter.numel() for parameter in training.module.parameters()),
+        num_parameters=num_parameters,
         steps=training.step,
-        seconds=seconds,
+        seconds=looks.seconds,
         best_step=0 if chosen is None else chosen[1]["step"],
         clipped_share=training.num_clipped / training.step,
         num_bad=training.num_bad,
-        test={} if chosen is None else evaluate(training.module, test, task),
-        test_by_length=by_length if settings.buckets and chosen is not None else {},
-        curve=tuple(place.records()),
-        stopped=stopped,
+        test=tests.test,
+        test_by_length=tests.by_length,
+        curve=curve,
+        stopped=looks.stopped,
+        train_loss_end=looks.train_loss_end,
+        validation_loss_end=None if looks.stopped else _finite(curve[-1]["validation_loss"]),
+        validation_loss_best=_finite(looks.best),
+        steps_per_second=training.step / looks.seconds,
+        peak_bytes=looks.peak_bytes,
+        seconds_to=looks.seconds_to,
+        further=tests.further,
+        further_notes=tests.notes,
+        notes=looks.notes,
     )
-    place.write(RESULT, json.dumps(result.to_dict(), indent=1) + "\n")
+    place.write_result(result)
     return result
 
 
-def make_model(description: ModelDescription) -> nn.Module:
-    """Build what a description stands for, with weights from torch's global stream."""
-    return RecurrentModel(description) if isinstance(description, RecurrentConfig) else build(description)
+def _closing(place: RunFolder | None) -> AbstractContextManager[object]:
+    return nullcontext() if place is None else closing(place)
 
 
-def scores_of(module: nn.Module, examples: Examples, task: TokenTask) -> Tensor:
-    """Return (texts, seq_len, answers, classes) scores."""
-    scores: Tensor = module(examples.ids)
-    return scores.view(*scores.shape[:-1], task.num_answers, task.num_classes)
-
-
-def loss_of(
-    module: nn.Module, examples: Examples, task: TokenTask, *, label_smoothing: float = 0.0
-) -> tuple[Tensor, int]:
-    """Return the summed loss of all answers, and how many they are."""
-    return loss_sum(scores_of(module, examples, task), examples.targets, label_smoothing=label_smoothing)
-
-
-@torch.no_grad()
-def evaluate(module: nn.Module, examples: Examples, task: TokenTask) -> dict[str, float]:
-    """Return the metrics of a module in eval mode on examples (see `AnswerSums.metrics`)."""
-    module.eval()
-    sums = AnswerSums()
-    for start in range(0, len(examples), EVALUATION_BATCH):
-        part = examples.take(slice(start, start + EVALUATION_BATCH))
-        sums.add(scores_of(module, part, task), part.targets)
-    return sums.metrics()
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def data_seed(split: str, seed: int, step: int = 0) -> int:

@@ -1,40 +1,54 @@
 """The folder of one run: what was run and where, a line a step, and the state that it goes on from after a kill."""
 
 import json
+import math
 import os
-import platform
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from headwise.errors import OutputError
+from headwise.experiments.event_log import EventLog
+from headwise.experiments.machine import environment
+from headwise.experiments.run_result import Run
 from headwise.files import output_errors, whole_file
+from headwise.results import plain
 
 RUN, METRICS, STATE, BEST = "run.json", "metrics.jsonl", "state.safetensors", "best.safetensors"
+RESULT, EVENTS = "result.json", "tensorboard"
 
 
 class RunFolder:
     """Files of one run, each of which is whole at any moment.
 
-    `run.json`: settings and environment; `metrics.jsonl`: a line for each look, in order; `state.safetensors`: all that
-    a training goes on from; `best.safetensors`: the weights that were best on the validation set. A process that is
-    killed loses what came after the last state, no more: lines beyond it are dropped when the run goes on.
+    `run.json`: settings and environment, the first one and those of every time that the run went on; `metrics.jsonl`: a
+    line for each look, in order; `tensorboard/`: the same for TensorBoard, where that is installed;
+    `state.safetensors`: all that a training goes on from; `best.safetensors`: the weights that were best on the
+    validation set; `result.json`: what came out. A process that is killed loses what came after the last state, no
+    more: lines beyond it are dropped when the run goes on.
 
     Args:
         path: the folder, made where it is missing.
         settings: of the run, as JSON can hold them.
+        where: what else its numbers may depend on. Default: this machine's environment.
 
     Raises:
         OutputError: the folder cannot be written, or holds a run of other settings.
     """
 
-    def __init__(self, path: str | os.PathLike[str], settings: Mapping[str, Any]):
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        settings: Mapping[str, Any],
+        where: Mapping[str, Any] | None = None,
+    ):
         self.path = Path(path)
+        self._environment = environment() if where is None else dict(where)
+        self._events = EventLog(self.path / EVENTS)
         with output_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         run = self.path / RUN
@@ -45,12 +59,13 @@ class RunFolder:
                     f"{str(self.path)!r} holds a run of other settings; name another folder, or remove this one"
                 )
             return
-        self.write(RUN, json.dumps({"settings": settings, "environment": environment()}, indent=1) + "\n")
+        self.write(RUN, json.dumps({"settings": settings, "environment": self._environment}, indent=1) + "\n")
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add a line to the metrics."""
         with output_errors(self.path / METRICS), (self.path / METRICS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(_line(record))
+        self._events.append(record)
 
     def records(self) -> list[dict[str, Any]]:
         """Return the metrics, but for a last line that was cut off as it was written."""
@@ -73,12 +88,48 @@ class RunFolder:
         found = self._load(STATE)
         step = -1 if found is None else found[1]["step"]
         kept = [record for record in self.records() if record["step"] <= step]
-        self.write(METRICS, "".join(json.dumps(record) + "\n" for record in kept))
+        self.write(METRICS, "".join(_line(record) for record in kept))
+        self._events.begin(kept)
+        if found is not None:
+            known = _read_json(self.path / RUN)
+            known["resumed"] = [*known.get("resumed", []), self._environment]
+            self.write(RUN, json.dumps(known, indent=1) + "\n")
         return found
 
     def load_best(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Return the best weights; None: there are none yet."""
         return self._load(BEST)
+
+    def close(self) -> None:
+        """Let go of files that are held open."""
+        self._events.close()
+
+    def write_result(self, result: Run) -> None:
+        """Keep what came out: the run is done."""
+        self.write(RESULT, json.dumps(result.to_dict(), indent=1) + "\n")
+
+    def result(self) -> Run | None:
+        """Return what came out; None: the run is not done.
+
+        Raises:
+            OutputError: the file is not one of ours.
+        """
+        if not (self.path / RESULT).exists():
+            return None
+        known = _read_json(self.path / RESULT)
+        try:
+            return Run(
+                **{
+                    **known,
+                    **{name: _with_nan(known[name]) for name in ("test", "test_by_length", "further")},
+                    "curve": tuple(_with_nan(known["curve"])),
+                    "notes": tuple(known["notes"]),
+                }
+            )
+        except (KeyError, TypeError) as error:
+            raise OutputError(
+                f"{str(self.path / RESULT)!r} is no result of a run, or of another version; remove it to test again"
+            ) from error
 
     def _save(self, name: str, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
         plain = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
@@ -105,19 +156,6 @@ class RunFolder:
             place.write_text(text, encoding="utf-8")
 
 
-def environment() -> dict[str, Any]:
-    """Return what numbers may depend on beside the settings."""
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "machine": platform.machine(),
-        "system": platform.system(),
-        "threads": torch.get_num_threads(),
-        "capability": torch.backends.cpu.get_cpu_capability(),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-    }
-
-
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -135,4 +173,17 @@ def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
         except ValueError:  # cut off by a kill; nothing whole follows
             return
         if isinstance(record, dict):
-            yield record
+            yield _with_nan(record)
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    return json.dumps(plain(dict(record))) + "\n"  # JSON has no NaN: null stands for it
+
+
+def _with_nan(value: Any) -> Any:
+    """Return metrics with NaN where JSON has null."""
+    if isinstance(value, dict):
+        return {name: _with_nan(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_with_nan(each) for each in value]
+    return math.nan if value is None else value

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from headwise.config.checks import require_choice, require_positive, require_size
 from headwise.errors import ConfigError
-from headwise.experiments.examples import IGNORED, Examples, TokenTask, draw_distinct, draw_ids, generator_of
+from headwise.experiments.examples import IGNORED, Examples, Split, TokenTask, draw_distinct, draw_ids, generator_of
 
 PAD, START, SEPARATOR, END = 0, 1, 2, 3  # of tasks whose texts differ in length
 NUM_MARKS = 4
@@ -45,7 +45,7 @@ class MultiOffsetCopy(TokenTask):
         """Return one answer an offset."""
         return len(self.offsets)
 
-    def draw(self, num_examples: int, *, seed: int) -> Examples:
+    def draw(self, num_examples: int, *, seed: int, split: Split = "train") -> Examples:
         """Return examples."""
         ids = draw_ids((num_examples, self.seq_len), 0, self.vocab_size, generator_of(seed))
         answers = [ids.roll(offset, dims=1) for offset in self.offsets]
@@ -89,7 +89,7 @@ class AssociativeRecall(TokenTask):
             )
         require_positive("power", self.power)
 
-    def draw(self, num_examples: int, *, seed: int) -> Examples:
+    def draw(self, num_examples: int, *, seed: int, split: Split = "train") -> Examples:
         """Return examples."""
         generator = generator_of(seed)
         half, pairs = self.vocab_size // 2, self.num_pairs
@@ -129,7 +129,7 @@ class Needle(TokenTask):
         if self.min_len is not None and not 4 <= self.min_len <= self.seq_len:
             raise ConfigError(f"min_len must be from 4 to seq_len = {self.seq_len}; got {self.min_len}")
 
-    def draw(self, num_examples: int, *, seed: int) -> Examples:
+    def draw(self, num_examples: int, *, seed: int, split: Split = "train") -> Examples:
         """Return examples; shorter texts are padded on the right."""
         generator = generator_of(seed)
         shortest = self.seq_len if self.min_len is None else self.min_len
@@ -170,7 +170,7 @@ class Induction(TokenTask):
         """Return the length of every text."""
         return 2 * self.num_tokens + 1
 
-    def draw(self, num_examples: int, *, seed: int) -> Examples:
+    def draw(self, num_examples: int, *, seed: int, split: Split = "train") -> Examples:
         """Return examples."""
         copy = draw_ids((num_examples, self.num_tokens), NUM_MARKS, self.vocab_size, generator_of(seed))
         ids = torch.cat([torch.full((num_examples, 1), START), copy, copy], dim=1)
@@ -209,7 +209,7 @@ class Transduction(TokenTask):
         """Return the length of the longest text: twice x, a separator, and the end."""
         return 2 * self.max_tokens + 2
 
-    def draw(self, num_examples: int, *, seed: int) -> Examples:
+    def draw(self, num_examples: int, *, seed: int, split: Split = "train") -> Examples:
         """Return examples; shorter texts are padded on the right."""
         generator = generator_of(seed)
         lengths = draw_ids((num_examples,), self.min_len, self.max_tokens + 1, generator)

@@ -9,11 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.cost.running.peaks import record_peaks
 from headwise.errors import ConfigError, TrainingError
+from headwise.experiments.asking import bare
+from headwise.experiments.machine import rng_devices
+from headwise.experiments.processes import like, whole
 from headwise.experiments.recipe import Recipe
 
 Batch = Any
-"""What a loss reads: `len(batch)` texts with `batch.num_answers` answers; `batch.take(slice)` returns some of them."""
+"""What a loss reads: `len(batch)` texts with `batch.num_answers` answers; `batch.take(slice)` returns some of them, and
+`batch.to(device)` the same on a device."""
 
 Loss = Callable[[nn.Module, Batch], tuple[Tensor, int]]
 """Returns the sum of the losses of a batch's answers, and how many they are."""
@@ -102,10 +107,10 @@ class Training:
             group["lr"] = rate
         self.module.train()
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self._backward()
+        loss = self._backward(self.batch_of(self.step))
         self.scaler.unscale_(self.optimizer)
         most = torch.inf if recipe.clip_norm is None else recipe.clip_norm
-        norm = float(_whole(nn.utils.clip_grad_norm_(self.module.parameters(), most)))
+        norm = float(whole(nn.utils.clip_grad_norm_(self.module.parameters(), most)))
         finite = math.isfinite(norm)
         if finite or self.scaler.is_enabled():  # a scaler leaves the step out by itself, and lowers its scale
             self.scaler.step(self.optimizer)
@@ -129,15 +134,27 @@ class Training:
             )
         return record
 
-    def _backward(self) -> float:
-        """Add up the gradients of the step's batch, part by part, and return its mean loss."""
+    def measure_peak(self) -> int:
+        """Return the most bytes that forward and backward of the next step take beyond what stands already.
+
+        Gradients are among them, the optimizer is not. All is as it was before: weights, gradients, random numbers.
+        """
         batch = self.batch_of(self.step)
+        self.module.train()
+        forked = torch.random.fork_rng(devices=rng_devices(self.device))
+        with forked, record_peaks(self.device) as peaks, peaks.moment("step"):
+            self._backward(batch)
+        self.optimizer.zero_grad(set_to_none=True)
+        return peaks.bytes_by_moment["step"]
+
+    def _backward(self, batch: Batch) -> float:
+        """Add up the gradients of a batch, part by part, and return its mean loss."""
         size = len(batch) // (self.recipe.accumulate * self.world_size)
         starts = range(self.rank * size, len(batch), self.world_size * size)
         count = max(1, batch.num_answers)
         total = torch.zeros((), device=self.device)
         for number, start in enumerate(starts):
-            part = batch.take(slice(start, start + size))
+            part = batch.take(slice(start, start + size)).to(self.device)
             is_last = number == len(starts) - 1
             with self._unsynced(is_last), self._autocast():
                 loss, _ = self.loss(self.module, part)
@@ -159,13 +176,12 @@ class Training:
         return nullcontext() if is_last or no_sync is None else no_sync()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return all tensors and all numbers from which `restore` goes on bit for bit."""
-        tensors = {f"module.{name}": tensor.detach() for name, tensor in _tensors_of(self.module).items()}
+        """Return all tensors and all numbers from which `restore` goes on bit for bit; all processes must ask."""
+        tensors = {f"module.{name}": whole(tensor.detach()) for name, tensor in _tensors_of(self.module).items()}
         for index, values in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
-        tensors["rng.cpu"] = torch.get_rng_state()
-        if self.device.type == "cuda":
-            tensors["rng.cuda"] = torch.cuda.get_rng_state(self.device)
+            tensors |= {f"optimizer.{index}.{name}": whole(value) for name, value in values.items()}
+        for rank, states in enumerate(self._random_states()):
+            tensors |= {f"rng.{kind}.{rank}": state for kind, state in states.items()}
         numbers = {
             "step": self.step,
             "num_clipped": self.num_clipped,
@@ -176,10 +192,10 @@ class Training:
         return tensors, numbers
 
     def restore(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
-        """Put the training where `state` was taken.
+        """Put the training where `state` was taken, in as many processes.
 
         Raises:
-            ConfigError: the state is of another module.
+            ConfigError: the state is of another module, or of other processes.
         """
         own = _tensors_of(self.module)
         given = {name.removeprefix("module."): tensor for name, tensor in tensors.items() if name.startswith("module.")}
@@ -187,22 +203,42 @@ class Training:
             raise ConfigError(
                 f"a training goes on with the module that it began with; {type(self.module).__name__} has other tensors"
             )
+        before = sum(name.startswith("rng.cpu.") for name in tensors)
+        if before != self.world_size:
+            raise ConfigError(
+                f"a training goes on in as many processes as it began with, {before}; got {self.world_size}"
+            )
         with torch.no_grad():
             for name, tensor in own.items():
-                tensor.copy_(given[name])
+                tensor.copy_(like(given[name], tensor))
+        parameters = [one for group in self.optimizer.param_groups for one in group["params"]]
         state: dict[int, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
             kind, _, rest = key.partition(".")
             if kind == "optimizer":
                 index, _, name = rest.partition(".")
-                state.setdefault(int(index), {})[name] = tensor.clone()
+                # moments lie as their parameters do; the number of steps is one number, which stays where it is
+                value = tensor.clone() if tensor.dim() == 0 else like(tensor, parameters[int(index)]).clone()
+                state.setdefault(int(index), {})[name] = value
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
         self.scaler.load_state_dict(numbers["scaler"])
         for name in ("step", "num_clipped", "num_bad", "num_bad_in_a_row"):
             setattr(self, name, numbers[name])
-        torch.set_rng_state(tensors["rng.cpu"].cpu())
+        torch.set_rng_state(tensors[f"rng.cpu.{self.rank}"].cpu())
+        cuda = tensors.get(f"rng.cuda.{self.rank}")
+        if self.device.type == "cuda" and cuda is not None:  # None: what came before was on a CPU
+            torch.cuda.set_rng_state(cuda.cpu(), self.device)
+
+    def _random_states(self) -> list[dict[str, Tensor]]:
+        """Return the streams of random numbers of every process."""
+        own = {"cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
-            torch.cuda.set_rng_state(tensors["rng.cuda"].cpu(), self.device)
+            own["cuda"] = torch.cuda.get_rng_state(self.device)
+        if self.world_size == 1:
+            return [own]
+        states: list[Any] = [None] * self.world_size
+        torch.distributed.all_gather_object(states, own)
+        return states
 
 
 def _parameter_groups(module: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
@@ -217,10 +253,5 @@ def _parameter_groups(module: nn.Module, recipe: Recipe) -> list[dict[str, Any]]
 
 def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
     """Return parameters and buffers by name, a shared one once."""
-    return dict(module.named_parameters()) | dict(module.named_buffers())
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    """Return a norm that FSDP2 keeps in shards as a plain tensor."""
-    full = getattr(tensor, "full_tensor", None)
-    return tensor if full is None else full()
+    own = bare(module)
+    return dict(own.named_parameters()) | dict(own.named_buffers())

@@ -14,6 +14,7 @@ from headwise.nn.language_model import LanguageModel
 from headwise.nn.lookup import Lookup
 from headwise.nn.sampling import Sampling, choose_tokens
 from headwise.nn.stopping import Stopping
+from headwise.positions.absolute import LearnedPositions
 from headwise.positions.checks import described
 
 Step = list[list[int]]
@@ -279,7 +280,7 @@ def _require_fit(cache: ModelCache, texts: list[list[int]], lookup: Lookup | Non
 def _require_places(model: LanguageModel, cache: ModelCache, texts: list[list[int]], max_new_tokens: int) -> None:
     """Raise ConfigError where a position table is too short for what is to come; the last token needs no place."""
     table = model.body.positions
-    if table is None:
+    if not isinstance(table, LearnedPositions):
         return
     before = cache.lengths or (0,) * len(texts)
     longest = max(old + len(text) for old, text in zip(before, texts, strict=True))

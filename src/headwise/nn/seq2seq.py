@@ -25,7 +25,13 @@ from headwise.nn.transformer import INITIAL_DEVIATION
 from headwise.ops.products import linear
 
 # What a model on paper may have and this module has not, each with the value that means: none.
-_NOT_BUILT_HERE = {"num_token_types": 0, "embedding_norm": False, "position_table_size": 0, "pooler": False}
+_NOT_BUILT_HERE = {
+    "num_token_types": 0,
+    "embedding_norm": False,
+    "position_table_size": 0,
+    "sinusoid_scale": 0,
+    "pooler": False,
+}
 
 
 class DecoderCache(NamedTuple):

@@ -19,7 +19,7 @@ from headwise.errors import ConfigError, UnsupportedError
 from headwise.masks.patterns import Mask
 from headwise.nn.block import Block
 from headwise.nn.checks import explain_device, explain_ids, require_ids, require_numbers
-from headwise.positions.absolute import LearnedPositions
+from headwise.positions.absolute import LearnedPositions, SinusoidalPositions
 from headwise.positions.checks import require_positions
 from headwise.positions.rotary import shared_tables
 
@@ -32,8 +32,9 @@ INITIAL_DEVIATION = 0.02  # of the entries of tables, as in GPT-2 and BERT
 class Transformer(nn.Module):
     """The body of a model of texts.
 
-    `x = dropout(token_table[ids] + learned_positions[positions])`, then the blocks one after the other, then a norm
-    where the config has one. Whether tokens see later ones is each attention's own mask.
+    `x = dropout(token_table[ids] + learned_positions[positions])`, or `+ sinusoid_scale * sinusoids(positions)`, then
+    the blocks one after the other, then a norm where the config has one. Whether tokens see later ones is each
+    attention's own mask.
 
     Args:
         config: of the whole model; a head on it is another module's.
@@ -65,8 +66,7 @@ class Transformer(nn.Module):
         self.config = config
         self.token_table = nn.Embedding(config.vocab_size, config.embed_dim)
         nn.init.normal_(self.token_table.weight, std=INITIAL_DEVIATION)
-        num_places = config.position_table_size
-        self.positions = LearnedPositions(num_places, config.embed_dim) if num_places else None
+        self.positions = _make_positions(config)
         self.dropout = nn.Dropout(config.embedding_dropout_p)
         self.blocks = nn.ModuleList([Block(block, checkpoint=checkpoint, impl=impl) for block in config.blocks])
         self.norm = self._make_norm() if config.final_norm else None
@@ -104,7 +104,9 @@ class Transformer(nn.Module):
         places = positions
         if places is None and (self.positions is not None or cache is not None):
             places = self._places(ids, caches[0], real_tokens)
-        if self.positions is not None:
+        if isinstance(self.positions, SinusoidalPositions):
+            x = x + self.config.sinusoid_scale * self.positions(places, dtype=x.dtype)
+        elif self.positions is not None:
             x = x + self.positions(places)
         elif positions is not None and not any(self._kinds_of_position):
             raise ConfigError(
@@ -168,3 +170,9 @@ class Transformer(nn.Module):
         first = self.config.blocks[0]
         kind = nn.LayerNorm if first.norm == "layernorm" else nn.RMSNorm
         return kind(self.config.embed_dim, eps=first.norm_eps)
+
+
+def _make_positions(config: ModelConfig) -> LearnedPositions | SinusoidalPositions | None:
+    if config.sinusoid_scale:
+        return SinusoidalPositions(config.embed_dim)
+    return LearnedPositions(config.position_table_size, config.embed_dim) if config.position_table_size else None

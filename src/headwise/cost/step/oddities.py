@@ -35,7 +35,8 @@ def _first(oddities: Oddities) -> str | None:
 
 
 def _of_model(config: ModelConfig, family: Family, blocks: list[BlockConfig]) -> Oddities:
-    for name in ("position_table_size", "num_token_types", "embedding_norm", "pooler", "patches"):
+    names = ("position_table_size", "sinusoid_scale", "num_token_types", "embedding_norm", "pooler", "patches")
+    for name in names:
         is_played = name in family.tables or name in family.parts
         yield bool(getattr(config, name)) and not is_played, f"{name} {getattr(config, name)!r}"
     if config.patches is not None:

@@ -1,0 +1,162 @@
+"""What came out of an arm, from its runs: every number of every seed, with means and intervals."""
+
+import json
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from headwise.config.model import ModelConfig
+from headwise.cost.flops import forward_flops
+from headwise.experiments.answers import bucket_of
+from headwise.experiments.engine import Engine
+from headwise.experiments.intervals import seed_values
+from headwise.experiments.recipe import Recipe
+from headwise.experiments.recurrent import RecurrentConfig
+from headwise.experiments.results import ArmResult, SeedValues
+from headwise.experiments.run import ModelDescription, RunSettings, data_seed
+from headwise.experiments.run_folder import RUN
+from headwise.experiments.run_result import Run
+
+TRAINING, TEST = "training", "test"
+NUMBERS = (
+    "steps_per_second",
+    "peak_bytes",
+    "gap",
+    "train_loss_end",
+    "validation_loss_end",
+    "validation_loss_best",
+    "seconds",
+    "clipped_share",
+)
+"""Numbers of a run that arms can be compared by, beside `seconds_to_` and an accuracy."""
+
+
+def arm_result(
+    name: str, settings: RunSettings, *, metric: str, rate: float, tried: Mapping[float, float], runs: Sequence[Run]
+) -> ArmResult:
+    """Return what came out of one arm.
+
+    Args:
+        name: of the arm.
+        settings: of its runs, but for seed and learning rate.
+        metric: that arms are compared by.
+        rate: the learning rate of the runs.
+        tried: validation loss of each learning rate; NaN = none was a number.
+        runs: one a seed.
+    """
+    metrics = _by_name([run.test for run in runs])
+    seconds_to = sorted({accuracy for run in runs for accuracy in run.seconds_to})
+    numbers = {one: seed_values([getattr(run, one) for run in runs]) for one in NUMBERS} | {
+        f"seconds_to_{accuracy}": seed_values([run.seconds_to.get(accuracy) for run in runs]) for accuracy in seconds_to
+    }
+    return ArmResult(
+        name=name,
+        about=about_model(settings.model),
+        learning_rate=rate,
+        rates_tried={f"{one:g}": loss if math.isfinite(loss) else None for one, loss in tried.items()},
+        runs=tuple(runs),
+        num_parameters=runs[0].num_parameters,
+        forward_flops=_flops(settings.model, settings.task.max_len),
+        seconds_per_step=statistics.median(run.seconds / max(1, run.steps) for run in runs),
+        mean=metrics[metric].mean if metric in metrics else None,
+        metrics=metrics,
+        by_length=_by_place([run.test_by_length for run in runs]),
+        length_counts=_length_counts(settings, [run.seed for run in runs]),
+        further=_by_place([run.further for run in runs]),
+        numbers={one: values for one, values in numbers.items() if values.known},
+    )
+
+
+def about_model(model: ModelDescription) -> str:
+    """Return a model in a few words: 1 layer, 8 heads of 4, width 32."""
+    if isinstance(model, RecurrentConfig):
+        attends = ", attends to earlier states" if model.attends else ""
+        return f"{_counted(model.num_layers, 'layer')} of {model.cell.upper()}, width {model.embed_dim}{attends}"
+    if not isinstance(model, ModelConfig):
+        return ""
+    layers = f"{_counted(len(model.blocks), 'layer')}, width {model.embed_dim}"
+    attention = model.blocks[0].attention if model.blocks else None
+    num_heads, head_dim = (getattr(attention, name, None) for name in ("num_heads", "head_dim"))
+    return layers if num_heads is None else f"{layers}, {_counted(num_heads, 'head')} of {head_dim}"
+
+
+def test_lengths(settings: RunSettings) -> dict[str, int]:
+    """Return the tokens of the longest text of the training, the test and each further test."""
+    return {
+        TRAINING: settings.task.max_len,
+        TEST: (settings.test_task or settings.task).max_len,
+        **{name: task.max_len for name, task in settings.further_tests},
+    }
+
+
+def setup_of(recipe: Recipe, settings: RunSettings, rates: Sequence[float]) -> dict[str, Any]:
+    """Return what all arms share, as JSON can hold it."""
+    shared = RunSettings(task=settings.task, model=settings.model, recipe=recipe).to_dict()
+    own = settings.to_dict()
+    kept = ("task", "test_task", "num_validation", "num_test", "buckets", "further_tests")
+    return {name: own[name] for name in kept} | {"recipe": shared["recipe"], "learning_rates": list(rates)}
+
+
+def environment_of(folder: Path, engine: Engine) -> dict[str, Any]:
+    """Return what the first run noted of its machine and versions, and how many runs there were at once."""
+    found: dict[str, Any] = {}
+    for place in sorted(folder.glob(f"arm-*/{RUN}")):
+        try:
+            found = json.loads(place.read_text(encoding="utf-8"))["environment"]
+            break
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return {**found, "runs_at_once": getattr(engine, "workers", 1)}
+
+
+def comparison_notes(arms: Sequence[ArmResult]) -> tuple[str, ...]:
+    """Return what a reader must know: of runs that were stopped or have no metric, and of tests that were not made."""
+    notes = []
+    for arm in arms:
+        stopped = [f"seed {run.seed}: {run.stopped}" for run in arm.runs if run.stopped]
+        if stopped:
+            notes.append(f"Runs of {arm.name} were stopped before their last step ({'; '.join(stopped)}).")
+        if arm.mean is None:
+            notes.append(f"A run of {arm.name} has no finite metric: no difference is told.")
+        for test in dict.fromkeys(test for run in arm.runs for test in run.further_notes):
+            reasons = dict.fromkeys(run.further_notes[test] for run in arm.runs if test in run.further_notes)
+            notes.append(f"{arm.name}, {test}: {'; '.join(reasons)}")
+        notes += [f"{arm.name}: {note}" for note in dict.fromkeys(note for run in arm.runs for note in run.notes)]
+    return tuple(dict.fromkeys(notes))
+
+
+def _by_name(each: Sequence[Mapping[str, float]]) -> dict[str, SeedValues]:
+    names = dict.fromkeys(name for metrics in each for name in metrics)
+    return {name: seed_values([metrics.get(name) for metrics in each]) for name in names}
+
+
+def _by_place(each: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, SeedValues]]:
+    places = dict.fromkeys(place for run in each for place in run)
+    return {place: _by_name([run.get(place, {}) for run in each]) for place in places}
+
+
+def _length_counts(settings: RunSettings, seeds: Sequence[int]) -> dict[str, int]:
+    """Return the test texts of each bucket over all seeds, the shortest bucket first."""
+    if not settings.buckets:
+        return {}
+    task = settings.test_task or settings.task
+    counts: Counter[str] = Counter()
+    for seed in seeds:
+        examples = task.draw(settings.num_test, seed=data_seed("test", seed), split="test")
+        counts.update(bucket_of(length, settings.buckets) for length in examples.lengths.tolist())
+    ends = (*settings.buckets, settings.buckets[-1] + 1)
+    names = [bucket_of(end, settings.buckets) for end in ends]
+    return {name: counts[name] for name in names if counts[name]}
+
+
+def _flops(model: ModelDescription, seq: int) -> int | None:
+    if not isinstance(model, ModelConfig):
+        return None
+    return forward_flops(model, batch=1, seq=seq).dense
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,46 @@
+"""How long the built-in comparisons take, roughly."""
+
+from collections.abc import Sequence
+
+from headwise.experiments.compare import Comparison
+
+STEP_SECONDS = {
+    "heads-offsets": 0.029,
+    "heads-recall": 0.019,
+    "heads-bbc": 0.055,
+    "heads-r8": 0.055,
+    "reduction-offsets": 0.034,
+    "reduction-cost": 0.116,
+    "length-copy-all": 0.045,
+    "length-copy-short": 0.035,
+    "length-reverse-all": 0.047,
+    "length-reverse-short": 0.037,
+    "length-recall-all": 0.029,
+    "length-recall-short": 0.025,
+    "length-r8": 0.048,
+    "positions-language": 0.064,
+    "positions-copy": 0.045,
+    "attention-kinds-language": 0.086,
+    "attention-kinds-copy": 0.055,
+    "attention-kinds-cost-256": 0.073,
+    "attention-kinds-cost-1024": 0.108,
+    "precision-and-memory": 0.188,
+    "scale": 0.025,
+    "stability": 0.067,
+}
+"""Seconds of one core of a step of each part, the mean of its arms: measured once, without the looks between."""
+
+LOOKS = 1.15  # times the steps: looks at the validation set, tests, and starts of processes
+
+
+def core_seconds(parts: Sequence[Comparison]) -> float | None:
+    """Return about how many seconds of one core some parts take in all; None: one is no built-in's."""
+    if any(part.name not in STEP_SECONDS for part in parts):
+        return None
+    return sum(LOOKS * STEP_SECONDS[part.name] * _steps(part) for part in parts)
+
+
+def _steps(part: Comparison) -> int:
+    """Return the steps of all runs, those that choose learning rates among them."""
+    runs = len(part.seeds) + len(part.learning_rates)
+    return runs * sum((arm.recipe or part.recipe).steps for arm in part.arms)
