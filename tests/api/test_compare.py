@@ -11,7 +11,8 @@ import pytest
 import headwise
 from headwise.api import compare as verb
 from headwise.api.compare_results import Compared
-from headwise.errors import HeadwiseError
+from headwise.errors import DataError, HeadwiseError
+from headwise.experiments.classification import Classification
 from headwise.experiments.compare import Arm, Comparison
 from headwise.experiments.models import recurrent_for, transformer_for
 from headwise.experiments.recipe import Recipe
@@ -134,3 +135,44 @@ def test_what_cannot_be_done_is_refused_before_anything_is_run(arguments, messag
     with pytest.raises(HeadwiseError, match=message):
         headwise.compare(**arguments)
     assert [place.name for place in tmp_path.iterdir()] == ["thesis.html"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("heads", "^corpora are not on this machine: 'bbc', 'r8'; fetch them once: headwise data bbc r8$"),
+        ("heads-bbc", "^the corpus 'bbc' is not on this machine; fetch it once: headwise data bbc$"),
+        ("length", "once: headwise data r8$"),
+    ],
+)
+def test_a_corpus_that_is_missing_is_told_before_anything_is_made(name, message, tmp_path, monkeypatch):
+    monkeypatch.setenv("HEADWISE_DATA", str(tmp_path / "no-corpora"))
+    monkeypatch.setattr(verb, "run_comparison", None)
+    with pytest.raises(DataError, match=message):
+        headwise.compare(name, quick=True, folder=tmp_path / "runs")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_corpus_of_a_further_test_is_looked_for_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("HEADWISE_DATA", str(tmp_path / "no-corpora"))
+    tests = (("others", Classification(corpus="movies")), ("news", Classification(corpus="bbc")))
+    with pytest.raises(DataError, match=r"headwise data movies bbc$"):
+        headwise.compare(dataclasses.replace(TINY, further_tests=tests), folder=tmp_path / "runs")
+    with pytest.raises(DataError, match=r"headwise data movies$"):
+        headwise.compare(dataclasses.replace(TINY, test_task=tests[0][1]), folder=tmp_path / "runs")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_else_is_wrong_with_a_corpus_is_told_as_it_is(tmp_path, monkeypatch):
+    def draw(self, num_examples, *, seed, split="train"):
+        raise DataError("the texts of tomorrow are not written yet")
+
+    monkeypatch.setattr(MultiOffsetCopy, "draw", draw)
+    with pytest.raises(DataError, match=r"^the texts of tomorrow"):
+        headwise.compare(TINY, folder=tmp_path / "runs")
+    monkeypatch.setattr(Classification, "draw", draw)
+    monkeypatch.setattr(verb, "read_cached", lambda corpus: b"it is there")
+    tests = tuple((name, Classification(corpus=name)) for name in ("bbc", "r8"))
+    monkeypatch.setattr(MultiOffsetCopy, "draw", lambda *_, **__: None)
+    with pytest.raises(DataError, match=r"^the texts of tomorrow"):
+        headwise.compare(dataclasses.replace(TINY, further_tests=tests), folder=tmp_path / "runs")

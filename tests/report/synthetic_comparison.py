@@ -1,8 +1,10 @@
 """A made-up comparison: arms that are better, alike and worse, and one that a seed has no metric of."""
 
+import dataclasses
+
 from headwise.experiments.claim_tests import ClaimTest, decide_claims
 from headwise.experiments.intervals import paired_difference, seed_values
-from headwise.experiments.results import ArmResult, ComparisonResult, Published
+from headwise.experiments.results import ArmResult, ComparisonResult, LinearBaseline, Published
 from headwise.experiments.run_result import Run
 
 SEEDS = (0, 1, 2, 3, 5)
@@ -104,6 +106,36 @@ CLAIMS = (
         minus="<=10",
     ),
 )
+
+
+def make_baseline(accuracy):
+    """Make a linear model that is right so often, and by a tenth less on long texts."""
+
+    def metrics(share, texts):
+        return {"accuracy": share, "macro_f1": share - 0.02, "texts": float(texts)}
+
+    return LinearBaseline(
+        corpus="bbc",
+        max_tokens=256,
+        inverse_penalty=100.0,
+        num_features=6788,
+        num_parameters=33_945,
+        seconds=12.34,
+        validation=metrics(accuracy - 0.01, 200),
+        test=metrics(accuracy, 512),
+        test_by_length={"<=10": metrics(accuracy, 206), ">20": metrics(accuracy - 0.1, 106)},
+    )
+
+
+def with_predictions(result, gap=-0.0042):
+    """Put a predicted peak, so far off, beside every measured one but those of the last arm."""
+
+    def foretold(arm):
+        peaks = [peak * (1 + gap) for peak in arm.numbers["peak_bytes"].known]
+        own = {"predicted_peak_bytes": seed_values(peaks), "peak_gap": seed_values([gap] * len(peaks))}
+        return dataclasses.replace(arm, numbers={**arm.numbers, **own})
+
+    return dataclasses.replace(result, arms=(*map(foretold, result.arms[:-1]), result.arms[-1]))
 
 
 def make_comparison(*, num_seeds=5, num_arms=4, lost=False, **changes):

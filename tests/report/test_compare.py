@@ -61,6 +61,41 @@ def test_few_seeds_and_lost_runs_claim_nothing():
     assert [difference.arm for difference in lost.differences] == ["8 heads", "16 heads"]
 
 
+def test_a_linear_baseline_is_a_line_of_its_own_that_is_no_arm():
+    with_it = dataclasses.replace(RESULT, baseline=MADE_UP.make_baseline(0.951))
+    lines = compare_text([with_it]).splitlines()
+    assert max(map(len, lines)) <= 80
+    text = " ".join(" ".join(lines).split())
+    assert "(no arm) TF-IDF and 0.951 33.95 K logistic regression" in text
+    assert (
+        "TF-IDF and logistic regression is no arm but the plain rival of all: accuracy 0.951, macro F1 0.931, "
+        "in 12.3 s. The best arm, 8 heads, loses to it: accuracy 0.932 against 0.951." in text
+    )
+    row = next(line for line in reversed(lines) if line.startswith("(no arm)"))
+    assert row.split()[-3:] == ["0.951", "–", "0.851"]  # by length: none between 11 and 20
+    assert "· 4 arms ·" in text
+    beaten = dataclasses.replace(RESULT, baseline=MADE_UP.make_baseline(0.93))
+    assert "rival of all" in compare_text([beaten]) and "loses to it" not in compare_text([beaten])
+
+
+def test_a_baseline_without_the_metric_of_the_arms_is_told_by_its_accuracy():
+    losing = dataclasses.replace(RESULT, metric="loss", baseline=MADE_UP.make_baseline(0.951))
+    text = " ".join(compare_text([losing]).split())
+    assert "(no arm) TF-IDF and – 33.95 K" in text
+    assert "The best arm, 8 heads, loses to it: accuracy 0.932 against 0.951." in text
+
+
+def test_a_predicted_peak_stands_beside_the_measured_one():
+    lines = compare_text([MADE_UP.with_predictions(RESULT)]).splitlines()
+    assert max(map(len, lines)) <= 80
+    cells = [re.split(r"\s{2,}", line) for line in lines]
+    assert ["memory of a step", "measured", "predicted", "off by"] in cells
+    assert ["8 heads", "3.0 MiB", "3.0 MiB", "-0.42 %"] in cells and ["1 head, 3 layers", "3.0 MiB", "–", "–"] in cells
+    assert ["mean of the runs", "loss gap", "time", "to 0.5"] in cells
+    old = compare_text([RESULT])
+    assert "predicted" not in old and re.search(r"mean of the runs +loss gap +memory +time +to 0.5", old)
+
+
 def test_parts_stand_one_below_the_other():
     text = compare_text([RESULT, dataclasses.replace(RESULT, name="other", question="")])
     assert text.index("heads: Do more heads") < text.index("\nother\n")
@@ -80,6 +115,9 @@ def test_the_list_of_comparisons_has_their_questions():
         ("loss", 0.00123, "0.0012"),
         ("loss", 123.45, "123.5"),
         ("peak_bytes", 3 * 2**20, "3.0 MiB"),
+        ("predicted_peak_bytes", 3 * 2**20, "3.0 MiB"),
+        ("peak_gap", -0.03847, "-3.85 %"),
+        ("peak_gap", -1e-9, "+0.00 %"),
         ("seconds_to_0.9", 12.34, "12.3 s"),
         ("steps_per_second", 1234.5, "1.23e+03"),
         ("accuracy", None, "–"),

@@ -40,6 +40,19 @@ def test_every_dot_of_every_strip_is_drawn():
     assert PAGE.count('class="neutral"') == 3
 
 
+def test_the_linear_baseline_and_the_predicted_peaks_are_on_the_page():
+    result = dataclasses.replace(MADE_UP.with_predictions(RESULT), baseline=MADE_UP.make_baseline(0.951))
+    page = render_compare_page([result])
+    words = words_of(page)
+    assert "TF-IDF and logistic regression is no arm but the plain rival of all: accuracy 0.951" in words
+    assert "The best arm, 8 heads, loses to it: accuracy 0.932 against 0.951." in words
+    assert "(no arm) TF-IDF and logistic regression 6,788 words, accuracy 0.951 33.95 K – – – – – – – 12.3 s –" in words
+    assert "(no arm) TF-IDF and logistic regression 0.951 – 0.851" in words  # by length
+    assert "Memory Predicted Off by" in words and words.count("3.0 MiB 3.0 MiB -0.42 %") == 3
+    assert page.count('class="dot"') == PAGE.count('class="dot"')  # it is no arm
+    assert "no arm" not in words_of(PAGE) and "Off by" not in words_of(PAGE)
+
+
 def test_the_page_loads_nothing():
     assert re.search(r"(?:src|href)=\"(?!#|data:)", PAGE) is None and "url(" not in PAGE
     assert "default-src 'none'" in PAGE

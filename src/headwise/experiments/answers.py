@@ -25,14 +25,23 @@ def loss_sum(
         targets: the right class; IGNORED where none is asked for.
         label_smoothing: share of the target that is spread over all classes.
     """
-    total = functional.cross_entropy(
+    return loss_total(scores, targets, label_smoothing=label_smoothing), int((targets != IGNORED).sum())
+
+
+def loss_total(
+    scores: Float[Tensor, "*places answers classes"],
+    targets: Int[Tensor, "*places answers"],
+    *,
+    label_smoothing: float = 0.0,
+) -> Float[Tensor, ""]:
+    """Return the first of what `loss_sum` does, which reads no number of the targets."""
+    return functional.cross_entropy(
         scores.flatten(0, -2).to(torch.promote_types(scores.dtype, torch.float32)),
         targets.flatten(),
         ignore_index=IGNORED,
         reduction="sum",
         label_smoothing=label_smoothing,
     )
-    return total, int((targets != IGNORED).sum())
 
 
 @dataclass

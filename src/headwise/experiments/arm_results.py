@@ -13,6 +13,7 @@ from headwise.cost.flops import forward_flops
 from headwise.experiments.answers import bucket_of
 from headwise.experiments.engine import Engine
 from headwise.experiments.intervals import seed_values
+from headwise.experiments.predicted_peak import predicted_peaks
 from headwise.experiments.recipe import Recipe
 from headwise.experiments.recurrent import RecurrentConfig
 from headwise.experiments.results import ArmResult, SeedValues
@@ -35,7 +36,14 @@ NUMBERS = (
 
 
 def arm_result(
-    name: str, settings: RunSettings, *, metric: str, rate: float, tried: Mapping[float, float], runs: Sequence[Run]
+    name: str,
+    settings: RunSettings,
+    *,
+    metric: str,
+    rate: float,
+    tried: Mapping[float, float],
+    runs: Sequence[Run],
+    device: str = "cpu",
 ) -> ArmResult:
     """Return what came out of one arm.
 
@@ -46,11 +54,18 @@ def arm_result(
         rate: the learning rate of the runs.
         tried: validation loss of each learning rate; NaN = none was a number.
         runs: one a seed.
+        device: that they were on, as their environment names it.
     """
     metrics = _by_name([run.test for run in runs])
     seconds_to = sorted({accuracy for run in runs for accuracy in run.seconds_to})
     numbers = {one: seed_values([getattr(run, one) for run in runs]) for one in NUMBERS} | {
         f"seconds_to_{accuracy}": seed_values([run.seconds_to.get(accuracy) for run in runs]) for accuracy in seconds_to
+    }
+    predicted = predicted_peaks(settings, [run.seed for run in runs], device=device)
+    pairs = [(foretold, run.peak_bytes) for foretold, run in zip(predicted.peak_bytes, runs, strict=True)]
+    numbers |= {
+        "predicted_peak_bytes": seed_values([foretold for foretold, _ in pairs]),
+        "peak_gap": seed_values([foretold / peak - 1 if foretold and peak else None for foretold, peak in pairs]),
     }
     return ArmResult(
         name=name,
@@ -67,6 +82,7 @@ def arm_result(
         length_counts=_length_counts(settings, [run.seed for run in runs]),
         further=_by_place([run.further for run in runs]),
         numbers={one: values for one, values in numbers.items() if values.known},
+        no_prediction=predicted.reason,
     )
 
 
@@ -125,6 +141,9 @@ def comparison_notes(arms: Sequence[ArmResult]) -> tuple[str, ...]:
             reasons = dict.fromkeys(run.further_notes[test] for run in arm.runs if test in run.further_notes)
             notes.append(f"{arm.name}, {test}: {'; '.join(reasons)}")
         notes += [f"{arm.name}: {note}" for note in dict.fromkeys(note for run in arm.runs for note in run.notes)]
+    for reason in dict.fromkeys(arm.no_prediction for arm in arms if arm.no_prediction):
+        names = ", ".join(arm.name for arm in arms if arm.no_prediction == reason)
+        notes.append(f"The memory of a step is not predicted for {names}: {reason.rstrip('.')}.")
     return tuple(dict.fromkeys(notes))
 
 

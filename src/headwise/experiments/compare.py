@@ -9,20 +9,23 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headwise.config.checks import require_choice, require_instance, require_positive, require_text
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, MissingExtraError
 from headwise.experiments.answers import bucket_of
 from headwise.experiments.arm_results import arm_result, comparison_notes, environment_of, setup_of, test_lengths
 from headwise.experiments.claim_tests import TEST, ClaimTest, decide_claims
-from headwise.experiments.comparison_folder import keep_result, open_folder
+from headwise.experiments.classification import Classification
+from headwise.experiments.comparison_folder import keep_result, kept_result, open_folder
 from headwise.experiments.engine import Engine, Job, LocalEngine
 from headwise.experiments.examples import TokenTask
 from headwise.experiments.intervals import paired_difference
+from headwise.experiments.linear_baseline import linear_baseline
 from headwise.experiments.recipe import Recipe
-from headwise.experiments.results import ArmResult, ComparisonResult, PairedDifference, Published
+from headwise.experiments.results import ArmResult, ComparisonResult, LinearBaseline, PairedDifference, Published
 from headwise.experiments.run import ModelDescription, RunSettings
 from headwise.experiments.run_result import Run
 
 TUNING_SEED = 2**20  # of the runs that a learning rate is chosen on: none of a comparison's own
+LINEAR = "linear baseline"  # what is being done, as progress tells it
 METRICS = ("loss", "accuracy", "exact", "whole", "macro_f1")
 
 Progress = Callable[[str, int, int], None]
@@ -171,6 +174,7 @@ def run_comparison(
         progress(what, 0, len(jobs))
         return engine.run_all(jobs, done=lambda so_far, total: progress(what, so_far, total))
 
+    baseline, missing = _baseline(comparison, place, progress)
     tried = _try_rates(comparison, place, run_all)
     chosen = {arm.name: _best_rate(tried[arm.name], arm.recipe or comparison.recipe) for arm in comparison.arms}
     jobs = [
@@ -182,6 +186,7 @@ def run_comparison(
         for seed in comparison.seeds
     ]
     runs = run_all("runs", jobs)
+    machine = environment_of(place, engine)
     count = len(comparison.seeds)
     settings = [comparison.settings(arm, comparison.seeds[0]) for arm in comparison.arms]
     arms = tuple(
@@ -192,6 +197,7 @@ def run_comparison(
             rate=chosen[arm.name],
             tried=tried[arm.name],
             runs=runs[number * count : (number + 1) * count],
+            device=machine.get("device", "cpu"),
         )
         for number, arm in enumerate(comparison.arms)
     )
@@ -204,12 +210,13 @@ def run_comparison(
         differences=_differences(comparison.metric, arms),
         claims=decide_claims(comparison.claims, arms, comparison.metric),
         published=comparison.published,
+        baseline=baseline,
         test_lengths=test_lengths(settings[0]),
         setup=setup_of(comparison.recipe, settings[0], comparison.learning_rates),
-        environment=environment_of(place, engine),
+        environment=machine,
         when=dt.date.today().isoformat(),
         folder=str(place),
-        notes=comparison_notes(arms),
+        notes=(*comparison_notes(arms), *missing),
     )
     keep_result(place, comparison.name, identity_of(comparison), result)
     return result
@@ -226,6 +233,29 @@ def identity_of(comparison: Comparison) -> dict[str, Any]:
         del settings["seed"]
         arms.append([arm.name, settings])
     return {"arms": arms, "learning_rates": list(comparison.learning_rates)}
+
+
+def _baseline(
+    comparison: Comparison, place: Path, progress: Progress | None
+) -> tuple[LinearBaseline | None, tuple[str, ...]]:
+    """Return the plain rival of arms that classify texts, and a note where it cannot be had.
+
+    There is no chance in it, so that the one of a result that is kept in the folder already is taken from there.
+    """
+    task = comparison.task
+    if not isinstance(task, Classification) or comparison.test_task not in (None, task):
+        return None, ()
+    kept = kept_result(place)
+    if kept is not None and kept.baseline is not None:
+        return kept.baseline, ()
+    tell = progress or (lambda what, done, total: None)
+    tell(LINEAR, 0, 1)
+    try:
+        found = linear_baseline(task, buckets=comparison.buckets, num_test=comparison.num_test)
+    except MissingExtraError as error:
+        return None, (f"There is no linear baseline beside the arms: {error}.",)
+    tell(LINEAR, 1, 1)
+    return found, ()
 
 
 def _differences(metric: str, arms: Sequence[ArmResult]) -> tuple[PairedDifference, ...]:

@@ -62,6 +62,14 @@ def keep_result(folder: Path, name: str, identity: Mapping[str, Any], result: Co
     _write(folder / COMPARISON, {"name": name, "identity": dict(identity), "result": result.to_dict()})
 
 
+def kept_result(folder: Path) -> ComparisonResult | None:
+    """Return the result that the folder of a comparison holds already; None: it holds none that can be read."""
+    try:
+        return read_result(folder)
+    except OutputError:
+        return None
+
+
 def read_result(folder: Path) -> ComparisonResult:
     """Return the result that a folder holds.
 

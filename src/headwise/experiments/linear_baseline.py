@@ -2,44 +2,16 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from headwise.errors import MissingExtraError
 from headwise.experiments.answers import bucket_of
 from headwise.experiments.classification import Classification, words_by_split
 from headwise.experiments.corpora.catalogue import find_corpus
-from headwise.results import Result
+from headwise.experiments.results import LinearBaseline
 
 INVERSE_PENALTIES = (1.0, 10.0, 100.0, 1000.0)  # tried on the validation split
 LEAST_TEXTS = 2  # of the training split that a word must stand in
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinearBaseline(Result):
-    """How a linear model of word counts does on a corpus.
-
-    Args:
-        corpus: its name.
-        max_tokens: that were read of a text, as `Classification` counts them; None = all.
-        inverse_penalty: scikit-learn's `C`, the one with the highest validation accuracy of those that were tried.
-        num_features: words that are weighed.
-        num_parameters: weights and biases.
-        seconds: of everything.
-        validation: metrics on the validation split.
-        test: metrics on the test split: `accuracy`, `macro_f1` (the mean of the classes' F1 scores), `texts`.
-        test_by_length: the same by bucket of words; empty where none were asked for.
-    """
-
-    corpus: str
-    max_tokens: int | None
-    inverse_penalty: float
-    num_features: int
-    num_parameters: int
-    seconds: float
-    validation: dict[str, float]
-    test: dict[str, float]
-    test_by_length: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 def linear_baseline(
@@ -47,6 +19,7 @@ def linear_baseline(
     *,
     whole_texts: bool = False,
     buckets: tuple[int, ...] = (),
+    num_test: int | None = None,
     inverse_penalties: Sequence[float] = INVERSE_PENALTIES,
 ) -> LinearBaseline:
     """Fit logistic regression on TF-IDF to a corpus's training split, and test it once.
@@ -59,6 +32,7 @@ def linear_baseline(
         task: the corpus, and how much of each text is read.
         whole_texts: read whole texts, and not the first `max_tokens - 1` words that the task's models see.
         buckets: bounds of words that tests are told apart by, as in a run.
+        num_test: texts of the test split that it is tested on, the first ones, as in a run. Default: all.
         inverse_penalties: values of scikit-learn's `C` to choose from; a high one lets weights grow.
 
     Raises:
@@ -71,6 +45,7 @@ def linear_baseline(
     vectorizer, models = _models(inverse_penalties)
     read = None if whole_texts else task.max_tokens - 1
     splits = words_by_split(find_corpus(task.corpus))
+    splits["test"] = splits["test"][:num_test]
     words = {split: [one[:read] for one, _ in texts] for split, texts in splits.items()}
     labels = {split: [label for _, label in texts] for split, texts in splits.items()}
     features = {"train": vectorizer.fit_transform(words["train"])}

@@ -128,6 +128,35 @@ class Published(Result):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LinearBaseline(Result):
+    """How a linear model of word counts does on a corpus.
+
+    Args:
+        name: what it is called.
+        corpus: that it was fitted to.
+        max_tokens: that were read of a text, as `Classification` counts them; None = all.
+        inverse_penalty: scikit-learn's `C`, the one with the highest validation accuracy of those that were tried.
+        num_features: words that are weighed.
+        num_parameters: weights and biases.
+        seconds: of everything.
+        validation: metrics on the validation split.
+        test: metrics on the test split: `accuracy`, `macro_f1` (the mean of the classes' F1 scores), `texts`.
+        test_by_length: the same by bucket of words; empty where none were asked for.
+    """
+
+    name: str = "TF-IDF and logistic regression"
+    corpus: str
+    max_tokens: int | None
+    inverse_penalty: float
+    num_features: int
+    num_parameters: int
+    seconds: float
+    validation: dict[str, float]
+    test: dict[str, float]
+    test_by_length: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ArmResult(Result):
     """What came out of one arm of a comparison.
 
@@ -145,7 +174,9 @@ class ArmResult(Result):
         by_length: metrics by bucket of lengths and name.
         length_counts: texts of each bucket, over all seeds; empty where they were not counted.
         further: metrics by further test and name.
-        numbers: of the runs themselves: "steps_per_second", "peak_bytes", "gap", "seconds_to_0.9" and others.
+        numbers: of the runs themselves: "steps_per_second", "peak_bytes", "gap", "seconds_to_0.9" and others; beside
+            them "predicted_peak_bytes" and "peak_gap", the predicted peak less the measured one by the measured one.
+        no_prediction: why a peak is not predicted; None = all are.
     """
 
     name: str
@@ -162,6 +193,7 @@ class ArmResult(Result):
     length_counts: dict[str, int] = field(default_factory=dict)
     further: dict[str, dict[str, SeedValues]] = field(default_factory=dict)
     numbers: dict[str, SeedValues] = field(default_factory=dict)
+    no_prediction: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +209,7 @@ class ComparisonResult(Result):
         differences: of every other arm from the first, seed by seed; an arm with a run without the metric has none.
         claims: what became of each.
         published: figures of others.
+        baseline: of a task that classifies a corpus's texts, the plain rival of all arms, which is no arm itself.
         test_lengths: tokens of the longest text of the training ("training"), of the test ("test") and of each further
             test.
         setup: what all arms share: task, recipe, texts.
@@ -194,6 +227,7 @@ class ComparisonResult(Result):
     differences: tuple[PairedDifference, ...]
     claims: tuple[ClaimResult, ...] = ()
     published: tuple[Published, ...] = ()
+    baseline: LinearBaseline | None = None
     test_lengths: dict[str, int] = field(default_factory=dict)
     setup: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)

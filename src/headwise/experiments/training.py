@@ -156,8 +156,9 @@ class Training:
         for number, start in enumerate(starts):
             part = batch.take(slice(start, start + size)).to(self.device)
             is_last = number == len(starts) - 1
-            with self._unsynced(is_last), self._autocast():
-                loss, _ = self.loss(self.module, part)
+            with self._unsynced(is_last):
+                with self._autocast():  # forward alone: what it cast is let go of before backward
+                    loss, _ = self.loss(self.module, part)
                 # processes average their gradients: each counts as often as there are processes
                 self.scaler.scale(loss * (self.world_size / count)).backward()
             total += loss.detach()

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from math import isqrt
+from threading import get_ident
 from typing import NamedTuple, overload
 
 import torch
@@ -236,6 +237,14 @@ def tell(listener: Listener, read: Callable[[], AttentionCall], on_error: OnErro
         if on_error is None:
             raise
         on_error(error)
+
+
+def in_thread(thread: int) -> bool:
+    """Tell whether this is run by a thread, as `threading.get_ident` names it, and not inside a compiled graph.
+
+    Calls in such a graph are not heard, and torch's compiler cannot follow a hook that asks for its thread.
+    """
+    return not torch.compiler.is_compiling() and get_ident() == thread
 
 
 def is_self_attention(query: Tensor, key: Tensor | None) -> bool:

@@ -24,6 +24,7 @@ from headwise.integrations.layer_weights import (
     OnError,
     ProjectedWeights,
     RowsOf,
+    in_thread,
     is_self_attention,
     tell,
 )
@@ -253,7 +254,7 @@ class _Crossing:
         self.thread = get_ident()  # another one may be in a pass of the same layers
 
     def before(self, layer: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        if get_ident() != self.thread:
+        if not in_thread(self.thread):
             return
         given = {**dict(zip(self.names, args, strict=False)), **keywords}
         others = [given[name] for name in OTHER_TOKENS if isinstance(given.get(name), Tensor)]
@@ -262,7 +263,7 @@ class _Crossing:
             self.layers.add(layer)
 
     def after(self, layer: nn.Module, *_: Any) -> None:
-        if get_ident() == self.thread:
+        if in_thread(self.thread):
             self.layers.discard(layer)
 
 

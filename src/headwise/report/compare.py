@@ -9,8 +9,11 @@ from rich.text import Text
 from headwise.experiments.results import ArmResult, ComparisonResult, SeedValues
 from headwise.report.compare_figures import (
     MEANINGS,
+    MEMORY,
     TONES,
     arm_cells,
+    baseline_value,
+    baseline_words,
     claim_reason,
     comparison_facts,
     interval_words,
@@ -22,6 +25,7 @@ from headwise.report.compare_figures import (
     short_words,
 )
 from headwise.report.text import STYLES, notes_text, plain_text, print_renderable, safe_text
+from headwise.results import format_count
 
 
 def print_comparison(results: Sequence[ComparisonResult], *, page: str | None = None) -> None:
@@ -63,9 +67,11 @@ def _parts(result: ComparisonResult) -> Iterator[RenderableType]:
     yield safe_text(" · ".join(comparison_facts(result)), style="dim")
     yield Text()
     yield _arms_table(result)
-    if run_numbers(result.arms):
+    if result.baseline is not None:
+        yield safe_text(" ".join(baseline_words(result)), style="dim")
+    for names in _number_groups(result.arms):
         yield Text()
-        yield _numbers_table(result.arms)
+        yield _numbers_table(result.arms, names)
     if result.differences:
         yield Text()
         yield _differences_table(result)
@@ -87,14 +93,27 @@ def _arms_table(result: ComparisonResult) -> Table:
         table.add_column(heading, justify="right", no_wrap=heading in ("all seeds", "params", "FLOPs"))
     for arm in result.arms:
         table.add_row(safe_text(arm.name), *arm_cells(result, arm))
+    if result.baseline is not None:
+        known = baseline_value(result), "", format_count(result.baseline.num_parameters)
+        table.add_row(safe_text(f"(no arm) {result.baseline.name}"), *known, style="dim")
     return table
 
 
-def _numbers_table(arms: Sequence[ArmResult]) -> Table:
+def _number_groups(arms: Sequence[ArmResult]) -> list[list[str]]:
+    """Return the numbers of runs by table: those of memory have one of their own where they are predicted, too."""
     names = run_numbers(arms)
-    table = _table("mean of the runs")
+    memory = [name for name in names if name in MEMORY]
+    if len(memory) < 2:
+        return [names] if names else []
+    return [group for group in ([name for name in names if name not in memory], memory) if group]
+
+
+def _numbers_table(arms: Sequence[ArmResult], names: Sequence[str]) -> Table:
+    is_memory = set(names) <= set(MEMORY)
+    table = _table("memory of a step" if is_memory else "mean of the runs")
     for name in names:
-        table.add_column(short_words(name), justify="right")
+        heading = "measured" if is_memory and name == "peak_bytes" else short_words(name)
+        table.add_column(heading, justify="right", no_wrap=is_memory)
     for arm in arms:
         table.add_row(safe_text(arm.name), *(mean_words(name, arm.numbers.get(name)) for name in names))
     return table
@@ -124,7 +143,11 @@ def _places_tables(result: ComparisonResult) -> Iterator[RenderableType]:
         counts = arms[0].length_counts
         headings = {name: f"{name} ({counts[name]:,})" if name in counts else name for name in buckets}
         yield Text()
-        yield _by_place(result, "by length (texts)", headings, [arm.by_length for arm in arms])
+        table = _by_place(result, "by length (texts)", headings, [arm.by_length for arm in arms])
+        if result.baseline is not None and result.baseline.test_by_length:
+            cells = [baseline_value(result, name) for name in buckets]
+            table.add_row(safe_text(f"(no arm) {result.baseline.name}"), *cells, style="dim")
+        yield table
     tests = list(dict.fromkeys(name for arm in arms for name in arm.further))
     if tests:
         lengths = result.test_lengths

@@ -24,12 +24,21 @@ QUANTITIES = {
     "macro_f1": "macro F1",
     "steps_per_second": "steps a second",
     "peak_bytes": "memory of a step",
+    "predicted_peak_bytes": "predicted memory of a step",
+    "peak_gap": "prediction less measurement",
     "gap": "loss gap",
     "seconds": "time of training",
     "train_loss_end": "training loss at the end",
     "validation_loss_end": "validation loss at the end",
     "validation_loss_best": "best validation loss",
     "clipped_share": "share of clipped steps",
+}
+SHORT = {
+    "peak_bytes": "memory",
+    "predicted_peak_bytes": "predicted",
+    "peak_gap": "off by",
+    "seconds": "time",
+    "steps_per_second": "steps/s",
 }
 MEANINGS = {
     "loss": "cross-entropy of an answer in nats; lower is better",
@@ -45,6 +54,7 @@ TONES: dict[str, Tone] = {
     "not enough seeds": "plain",
 }
 UNKNOWN = "–"
+MEMORY = ("peak_bytes", "predicted_peak_bytes", "peak_gap")  # of a step: measured, predicted, one less the other
 
 
 def quantity_words(name: str) -> str:
@@ -58,15 +68,17 @@ def short_words(name: str) -> str:
     """Say what a number of the runs is called at the head of a column."""
     if name.startswith("seconds_to_"):
         return f"to {name.removeprefix('seconds_to_')}"
-    return {"peak_bytes": "memory", "seconds": "time", "steps_per_second": "steps/s"}.get(name, quantity_words(name))
+    return SHORT.get(name, quantity_words(name))
 
 
 def format_value(name: str, value: int | float | None) -> str:
-    """Write a metric or a number of the runs: 0.987, 24.0 MiB, 12 s; – where it is not known."""
+    """Write a metric or a number of the runs: 0.987, 24.0 MiB, +0.02 %, 12 s; – where it is not known."""
     if value is None:
         return UNKNOWN
-    if name == "peak_bytes":
+    if name.endswith("peak_bytes"):
         return format_bytes(value)
+    if name == "peak_gap":
+        return f"{round(100 * value, 2) + 0.0:+.2f} %"  # no -0.00
     if name.startswith("seconds"):
         return format_seconds(value)
     return f"{value:.3g}" if name == "steps_per_second" else _decimals(value)
@@ -78,7 +90,7 @@ def format_difference(difference: PairedDifference, value: int | float | None) -
         return UNKNOWN
     if difference.kind == "ratio":
         return f"{value:.3f}" if 0.01 <= value < 10 else f"{value:.3g}"
-    if difference.metric == "peak_bytes" or difference.metric.startswith("seconds"):
+    if difference.metric.endswith("peak_bytes") or difference.metric.startswith("seconds"):
         sign = "-" if value < 0 else "+"
         return sign + format_value(difference.metric, abs(value))
     return _decimals(value, sign=True)
@@ -176,9 +188,39 @@ def arm_cells(result: ComparisonResult, arm: ArmResult) -> list[str]:
     ]
 
 
+def baseline_value(result: ComparisonResult, place: str = "test") -> str:
+    """Write the metric of the linear baseline on the test, or on a bucket of lengths."""
+    if result.baseline is None:
+        return UNKNOWN
+    metrics = result.baseline.test if place == "test" else result.baseline.test_by_length.get(place, {})
+    return format_value(result.metric, metrics.get(result.metric))
+
+
+def baseline_words(result: ComparisonResult) -> list[str]:
+    """Say in a sentence or two what the linear baseline reaches, and whether the best arm loses to it."""
+    baseline = result.baseline
+    if baseline is None:
+        return []
+    metrics = ", ".join(
+        f"{quantity_words(name)} {format_value(name, baseline.test[name])}"
+        for name in ("accuracy", "macro_f1")
+        if name in baseline.test
+    )
+    said = [f"{baseline.name} is no arm but the plain rival of all: {metrics}, in {format_seconds(baseline.seconds)}."]
+    metric = result.metric if result.metric in baseline.test else "accuracy"
+    means = {arm.name: arm.metrics[metric].mean for arm in result.arms if metric in arm.metrics}
+    known = {name: mean for name, mean in means.items() if mean is not None}
+    if known and metric in baseline.test:
+        best = max(known, key=lambda name: known[name])
+        if known[best] < baseline.test[metric]:
+            own, plain = format_value(metric, known[best]), format_value(metric, baseline.test[metric])
+            said.append(f"The best arm, {best}, loses to it: {quantity_words(metric)} {own} against {plain}.")
+    return said
+
+
 def run_numbers(arms: Sequence[ArmResult]) -> list[str]:
     """Return the names of the numbers of runs that a table shows, where some arm has them."""
-    wanted = ["gap", "peak_bytes", "seconds"]
+    wanted = ["gap", *MEMORY, "seconds"]
     wanted += sorted({name for arm in arms for name in arm.numbers if name.startswith("seconds_to_")})
     return [name for name in wanted if any(name in arm.numbers for arm in arms)]
 

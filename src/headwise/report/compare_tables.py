@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from headwise.experiments.results import ArmResult, ClaimResult, ComparisonResult, PairedDifference
+from headwise.experiments.results import ArmResult, ClaimResult, ComparisonResult, LinearBaseline, PairedDifference
 from headwise.report.compare_figures import (
     TONES,
     UNKNOWN,
@@ -52,6 +52,11 @@ def count_cells(arm: ArmResult) -> list[str]:
     ]
 
 
+def baseline_cells(baseline: LinearBaseline) -> list[str]:
+    """Return what the linear baseline has of `count_cells`: parameters."""
+    return [format_count(baseline.num_parameters), *(UNKNOWN,) * (len(COUNT_HEADINGS) - 1)]
+
+
 def seed_cells(result: ComparisonResult, arm: ArmResult) -> list[str]:
     """Return the metric of every seed of an arm."""
     found = arm.metrics.get(result.metric)
@@ -80,6 +85,7 @@ def place_tables(result: ComparisonResult) -> Iterator[PlaceTable]:
         {name: f"{n:,} texts" for name, n in arms[0].length_counts.items()},
     )
     by_test = [arm.further for arm in arms], tests, {name: f"{n:,} tokens" for name, n in result.test_lengths.items()}
+    baseline = result.baseline
     for where, (each, names, counts) in (("by length", by_bucket), ("on further tests", by_test)):
         metric = metric_of(result.metric, each)
         if names and metric is not None:
@@ -87,6 +93,9 @@ def place_tables(result: ComparisonResult) -> Iterator[PlaceTable]:
                 (arm.name, [mean_words(metric, places.get(name, {}).get(metric)) for name in names])
                 for arm, places in zip(arms, each, strict=True)
             ]
+            if baseline is not None and baseline.test_by_length and names is buckets:
+                own = [format_value(metric, baseline.test_by_length.get(name, {}).get(metric)) for name in names]
+                rows.append((f"(no arm) {baseline.name}", own))
             yield f"{quantity_words(metric).capitalize()} {where}", "Arm", names, rows, counts
 
 

@@ -16,6 +16,7 @@ from headwise.integrations.layer_weights import (
     ProjectedWeights,
     RowsOf,
     block_ranges,
+    in_thread,
     is_self_attention,
     take_rows,
     tell,
@@ -65,11 +66,11 @@ class _Ear:
         self.running: list[tuple[nn.Module, bool]] = []
 
     def before(self, layer: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        if get_ident() == self.thread:
+        if in_thread(self.thread):
             self.running.append((layer, not isinstance(layer, LatentAttention) and _reads_others(*args, **keywords)))
 
     def after(self, *_: Any) -> None:
-        if get_ident() == self.thread:
+        if in_thread(self.thread):
             self.running.pop()
 
     def hear(self, call: Call) -> None:
