@@ -160,6 +160,30 @@ def test_what_cannot_be_compared_is_refused(change, message):
         dataclasses.replace(COMPARISON, **change)
 
 
+def test_arms_that_only_guess_are_named(tmp_path):
+    task = MultiOffsetCopy(vocab_size=5, seq_len=7, offsets=(1,))
+    arms = tuple(
+        Arm(name=name, model=transformer_for(task, embed_dim=12, num_heads=3), recipe=recipe)
+        for name, recipe in (
+            ("barely trained", Recipe(steps=1, batch_size=4, learning_rate=1e-9, warmup_steps=0)),
+            ("trained", Recipe(steps=80, batch_size=32, learning_rate=0.01, warmup_steps=5)),
+        )
+    )
+    comparison = Comparison(
+        name="guess", task=task, arms=arms, recipe=Recipe(steps=2), seeds=(0, 1), num_validation=7, num_test=23
+    )
+    result = run_comparison(comparison, tmp_path / "both")
+    told = [note for note in result.notes if "nothing was learned" in note]
+    assert told == [
+        "barely trained: nothing was learned. The loss is that of a guess among 5 classes, and says nothing about the "
+        "model: train longer, or at another rate."
+    ]
+    assert result.arms[1].metrics["loss"].known[0] < 0.9 * math.log(5)
+    guessing = dataclasses.replace(comparison, arms=(arms[0], dataclasses.replace(arms[0], name="the same")))
+    notes = run_comparison(guessing, tmp_path / "none").notes
+    assert any(note.startswith("All arms: nothing was learned.") for note in notes)
+
+
 def test_every_number_of_every_seed_is_kept_by_place_with_counts(tmp_path):
     """Texts of 1 to 9 letters, all lengths alike in probability; a further test of 11 to 13."""
     task = Transduction(min_len=1, max_tokens=9, vocab_size=7)

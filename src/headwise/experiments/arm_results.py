@@ -22,6 +22,7 @@ from headwise.experiments.run_folder import RUN
 from headwise.experiments.run_result import Run
 
 TRAINING, TEST = "training", "test"
+GUESSED = 0.99  # of the loss of a guess: from there on a mean loss is one
 NUMBERS = (
     "steps_per_second",
     "peak_bytes",
@@ -128,8 +129,13 @@ def environment_of(folder: Path, engine: Engine) -> dict[str, Any]:
     return {**found, "runs_at_once": getattr(engine, "workers", 1)}
 
 
-def comparison_notes(arms: Sequence[ArmResult]) -> tuple[str, ...]:
-    """Return what a reader must know: of runs that were stopped or have no metric, and of tests that were not made."""
+def comparison_notes(arms: Sequence[ArmResult], num_classes: int) -> tuple[str, ...]:
+    """Return what a reader must know: what was not learned, which runs were stopped or have no metric or test.
+
+    Args:
+        arms: of the comparison.
+        num_classes: that an answer is one of.
+    """
     notes = []
     for arm in arms:
         stopped = [f"seed {run.seed}: {run.stopped}" for run in arm.runs if run.stopped]
@@ -144,7 +150,19 @@ def comparison_notes(arms: Sequence[ArmResult]) -> tuple[str, ...]:
     for reason in dict.fromkeys(arm.no_prediction for arm in arms if arm.no_prediction):
         names = ", ".join(arm.name for arm in arms if arm.no_prediction == reason)
         notes.append(f"The memory of a step is not predicted for {names}: {reason.rstrip('.')}.")
+    guessers = [arm.name for arm in arms if _only_guesses(arm, num_classes)]
+    if guessers:
+        who = "All arms" if len(guessers) == len(arms) else ", ".join(guessers)
+        notes.append(
+            f"{who}: nothing was learned. The loss is that of a guess among {num_classes} classes, and says nothing "
+            "about the model: train longer, or at another rate."
+        )
     return tuple(dict.fromkeys(notes))
+
+
+def _only_guesses(arm: ArmResult, num_classes: int) -> bool:
+    losses = arm.metrics["loss"].known if "loss" in arm.metrics else ()
+    return bool(losses) and sum(losses) / len(losses) >= GUESSED * math.log(num_classes)
 
 
 def _by_name(each: Sequence[Mapping[str, float]]) -> dict[str, SeedValues]:

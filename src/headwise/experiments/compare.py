@@ -216,7 +216,7 @@ def run_comparison(
         environment=machine,
         when=dt.date.today().isoformat(),
         folder=str(place),
-        notes=(*comparison_notes(arms), *missing),
+        notes=(*comparison_notes(arms, comparison.task.num_classes), *missing),
     )
     keep_result(place, comparison.name, identity_of(comparison), result)
     return result

@@ -83,7 +83,7 @@ def _news() -> tuple[Comparison, ...]:
 
 def _claim_about_long_texts(bucket: str) -> ClaimTest:
     return ClaimTest(
-        text="8 heads gain most on long texts: 11.7 points",
+        text="8 heads are more accurate than 1 on long texts (the articles: by 11.7 points)",
         source=ARTICLES,
         arm="8 heads",
         other="1 head",
@@ -106,7 +106,7 @@ def _arms(task: TokenTask, *, num_layers: int, deeper: int, dropout_p: float = 0
 
 def _claims(metric: str | None = None) -> tuple[ClaimTest, ...]:
     eight = ClaimTest(
-        text="8 heads are more accurate than 1, by 4.2 to 4.4 points",
+        text="8 heads are more accurate than 1 (the articles: by 4.2 to 4.4 points)",
         source=ARTICLES,
         arm="8 heads",
         other="1 head",
@@ -114,7 +114,12 @@ def _claims(metric: str | None = None) -> tuple[ClaimTest, ...]:
     )
     return (
         eight,
-        replace(eight, text="8 heads train 1.2 times slower than 1", expects="lower", quantity="steps_per_second"),
+        replace(
+            eight,
+            text="8 heads train slower than 1 (the articles: 1.2 times)",
+            expects="lower",
+            quantity="steps_per_second",
+        ),
         replace(
             eight,
             text="8 heads reach an accuracy of 0.9 in less time than 1",

@@ -76,7 +76,7 @@ def _claims() -> tuple[ClaimTest, ...]:
     return (
         less,
         faster,
-        replace(less, text="half precision halves memory", arm=AUTOCAST, other=FUSED),
+        replace(less, text="half precision takes less memory (the articles: half)", arm=AUTOCAST, other=FUSED),
         replace(faster, text="half precision trains faster", arm=AUTOCAST, other=FUSED),
         ClaimTest(text="half precision costs accuracy: the loss is higher", source=ARTICLES, arm=AUTOCAST, other=FUSED),
         replace(less, text="checkpointing of whole blocks needs less memory", arm=FULL),

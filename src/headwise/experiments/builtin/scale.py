@@ -48,7 +48,7 @@ def comparisons() -> tuple[Comparison, ...]:
 
 def _claims(size: int) -> tuple[ClaimTest, ...]:
     worse = ClaimTest(
-        text=f"without the scale the loss will not fall (heads of {size})",
+        text=f"without the scale the loss stays higher (the articles: it does not fall), heads of {size}",
         source=ARTICLES,
         arm=f"size {size}, no scale",
         other=f"size {size}",
@@ -57,7 +57,7 @@ def _claims(size: int) -> tuple[ClaimTest, ...]:
         worse,
         replace(
             worse,
-            text=f"without the scale gradients are unstable: more steps are clipped (heads of {size})",
+            text=f"without the scale gradients are unstable: more steps are clipped, heads of {size}",
             quantity="clipped_share",
         ),
     )
