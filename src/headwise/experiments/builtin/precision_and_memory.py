@@ -37,8 +37,8 @@ def comparisons() -> tuple[Comparison, ...]:
     same configs. On a CPU without matrix units for bfloat16 autocast is slower.
     """
     task = MultiOffsetCopy(seq_len=256)
-    model = transformer_for(task, num_heads=8, num_layers=2)
-    plain = Recipe(steps=40, batch_size=8, learning_rate=3e-3, warmup_steps=8, evaluate_every=10, impl="reference")
+    model = transformer_for(task, num_heads=8, num_layers=2, position="rotary")
+    plain = Recipe(steps=100, batch_size=8, learning_rate=6e-3, warmup_steps=12, evaluate_every=25, impl="reference")
     recipes = {
         REFERENCE: plain,
         FUSED: replace(plain, impl="sdpa"),
