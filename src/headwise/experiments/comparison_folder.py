@@ -44,13 +44,22 @@ def open_folder(folder: Path, name: str, identity: Mapping[str, Any], *, goes_on
                 "(resume=True in Python), or name another folder"
             )
         return
+    make_folder(folder)
+    _write(place, {"name": name, "identity": dict(identity), "result": None})
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder that is to hold a comparison; one that is there must be empty.
+
+    Raises:
+        OutputError: it cannot be made, or holds other files.
+    """
     with output_errors(folder):
         if folder.is_dir() and any(folder.iterdir()):
             raise OutputError(
                 f"{str(folder)!r} holds other files; name a folder that is new or empty, or one of this comparison"
             )
         folder.mkdir(parents=True, exist_ok=True)
-    _write(place, {"name": name, "identity": dict(identity), "result": None})
 
 
 def keep_result(folder: Path, name: str, identity: Mapping[str, Any], result: ComparisonResult) -> None:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headwise.errors import OutputError
-from headwise.experiments.comparison_folder import COMPARISON, read_result
+from headwise.experiments.comparison_folder import COMPARISON, make_folder, read_result
 from headwise.experiments.results import ComparisonResult
-from headwise.files import output_errors, whole_file
+from headwise.files import whole_file
 
 PARTS = "parts.json"
 
@@ -41,12 +41,7 @@ def open_parts(folder: Path, parts: Parts, *, goes_on: bool = True) -> None:
                 "Python), or name another folder"
             )
         return
-    with output_errors(folder):
-        if folder.is_dir() and any(folder.iterdir()):
-            raise OutputError(
-                f"{str(folder)!r} holds other files; name a folder that is new or empty, or one of this comparison"
-            )
-        folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     content = {"name": parts.name, "question": parts.question, "parts": list(parts.parts)}
     with whole_file(place) as beside:
         beside.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
