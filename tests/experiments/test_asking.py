@@ -109,7 +109,7 @@ def test_budgets_of_tokens_and_flops_are_steps():
     tokens = dataclasses.replace(steps, budget_tokens=6 * 7 * 19 + 41)
     assert steps_for(tokens, TASK, model) == 19
     assert with_steps(tokens, TASK, model) == dataclasses.replace(steps, steps=19)
-    one = 3 * forward_flops(model, batch=6, seq=7).dense
+    one = 3 * forward_flops(model, batch=6, seq=7).attended
     flops = dataclasses.replace(steps, budget_flops=2.5 * one)
     assert steps_for(flops, TASK, model) == 2
     assert with_steps(flops, TASK, model) == dataclasses.replace(steps, steps=2)
@@ -121,9 +121,8 @@ def test_budgets_that_buy_nothing_or_cannot_be_counted_are_refused():
     model = transformer_for(TASK, **SIZES)
     with pytest.raises(ConfigError, match="budget_tokens must pay for one step at the least, 42; got 41"):
         steps_for(Recipe(batch_size=6, budget_tokens=41), TASK, model)
-    gru = RecurrentConfig(cell="gru", vocab_size=13, embed_dim=11, num_outputs=5)
-    with pytest.raises(ConfigError, match="got a RecurrentConfig: give budget_tokens"):
-        steps_for(Recipe(budget_flops=1e9), TASK, gru)
+    with pytest.raises(ConfigError, match="budget_flops must pay for one step at the least, "):
+        steps_for(Recipe(budget_flops=1.0), TASK, model)
     with pytest.raises(ConfigError, match="one budget at most; got budget_tokens and budget_seconds"):
         Recipe(budget_tokens=100, budget_seconds=1.0)
     with pytest.raises(ConfigError, match="budget_flops"):

@@ -24,7 +24,7 @@ def arm(name, accuracy, *, long=None, speed=(7.0, 7.1, 6.9, 7.2, 7.0), loss=(1.0
         rates_tried={},
         runs=(RUN,) * len(accuracy),
         num_parameters=1,
-        forward_flops=None,
+        forward_flops=1,
         seconds_per_step=1.0,
         mean=None,
         metrics={"accuracy": seed_values(accuracy), "loss": seed_values(loss)},

@@ -18,6 +18,7 @@ from headwise.experiments.recipe import Recipe
 from headwise.experiments.recurrent import RecurrentConfig
 from headwise.experiments.run import data_seed, run
 from headwise.experiments.sequence_tasks import MultiOffsetCopy, Transduction
+from headwise.experiments.text_flops import text_flops
 from headwise.nn.build import build
 
 transformer = runpy.run_path(str(Path(__file__).with_name("test_run.py")))["transformer"]
@@ -70,7 +71,8 @@ def test_differences_are_those_of_runs_of_the_same_seed(tmp_path):
     assert result.arms[0].mean == pytest.approx(math.fsum(one.test["loss"] for one in result.arms[0].runs) / 5)
     assert read_result(tmp_path / "all") == result  # as it is kept in the folder
     assert result.arms[0].num_parameters == sum(one.numel() for one in build(COMPARISON.arms[0].model).parameters())
-    assert result.arms[0].forward_flops > 0 and result.arms[1].forward_flops is None
+    for given, arm in zip(COMPARISON.arms, result.arms, strict=True):
+        assert arm.forward_flops == text_flops(given.model, TASK.max_len)
 
 
 def test_each_arm_takes_the_rate_with_its_lowest_validation_loss_on_a_seed_of_its_own(tmp_path):

@@ -5,9 +5,16 @@ import itertools
 import pytest
 import torch
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from headwise.errors import ConfigError
-from headwise.experiments.recurrent import RecurrentConfig, RecurrentModel, count_recurrent_parameters
+from headwise.experiments.recurrent import (
+    RecurrentConfig,
+    RecurrentModel,
+    count_recurrent_parameters,
+    recurrent_forward_flops,
+)
 
 CASES = list(itertools.product(("gru", "lstm"), (False, True), (1, 2)))
 
@@ -23,6 +30,19 @@ def make(cell, attends, num_layers, **more):
 def test_parameters_are_as_many_as_the_formula_says(cell, attends, num_layers):
     model = make(cell, attends, num_layers)
     assert sum(one.numel() for one in model.parameters()) == count_recurrent_parameters(model.config)
+
+
+@pytest.mark.parametrize(("cell", "attends", "num_layers"), CASES)
+def test_flops_are_those_that_torch_counts(cell, attends, num_layers):
+    """Of attention torch counts the whole square, of which a state reads the half up to its own.
+
+    In float64, whose products are torch's own one by one: those of a fused LSTM are not counted.
+    """
+    model = make(cell, attends, num_layers).double()
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        model(torch.zeros(1, 17, dtype=torch.long))
+    later = 4 * 7 * 17 * 16 // 2 if attends else 0
+    assert recurrent_forward_flops(model.config, 17) == counter.get_total_flops() - later
 
 
 @pytest.mark.parametrize(("cell", "attends", "num_layers"), CASES)

@@ -133,6 +133,15 @@ def test_differences_and_ratios_are_written_as_what_they_are():
     assert difference_words(difference, "2x") == "accuracy on 2x: a less b +0.250 [+0.250, +0.250], 2 seeds"
     ratio = paired_ratio((1.0,), (2.0,), metric="steps_per_second", arm="a", other="b")
     assert difference_words(ratio) == "steps a second: a by b 0.500 ×, 1 seed"
+    for value, words in (
+        (0.99986, "0.99986"),
+        (1.0, "1.000"),
+        (1.000071, "1.000071"),
+        (0.9993, "0.999"),
+        (12.3, "12.3"),
+    ):
+        ratio = paired_ratio((value,), (1.0,), metric="peak_bytes", arm="a", other="b")
+        assert mean_difference(ratio) == f"{words} ×"
     seconds = paired_difference((9.0,), (12.5,), metric="seconds_to_0.5")
     assert mean_difference(seconds) == "-3.5 s" and format_difference(seconds, None) == "–"
     assert range_words("accuracy", seed_values((0.5, 0.5))) == "0.500"

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headwise.config.model import ModelConfig
-from headwise.cost.flops import forward_flops
+from headwise.config.vision import C3TRConfig, PatchEncoderConfig
 from headwise.experiments.answers import bucket_of
 from headwise.experiments.engine import Engine
+from headwise.experiments.image_classifier import ImageClassifierConfig
 from headwise.experiments.intervals import seed_values
 from headwise.experiments.predicted_peak import predicted_peaks
 from headwise.experiments.recipe import Recipe
@@ -20,6 +20,7 @@ from headwise.experiments.results import ArmResult, SeedValues
 from headwise.experiments.run import ModelDescription, RunSettings, data_seed
 from headwise.experiments.run_folder import RUN
 from headwise.experiments.run_result import Run
+from headwise.experiments.text_flops import text_flops
 
 TRAINING, TEST = "training", "test"
 GUESSED = 0.99  # of the loss of a guess: from there on a mean loss is one
@@ -75,7 +76,7 @@ def arm_result(
         rates_tried={f"{one:g}": loss if math.isfinite(loss) else None for one, loss in tried.items()},
         runs=tuple(runs),
         num_parameters=runs[0].num_parameters,
-        forward_flops=_flops(settings.model, settings.task.max_len),
+        forward_flops=text_flops(settings.model, settings.task.max_len),
         seconds_per_step=statistics.median(run.seconds / max(1, run.steps) for run in runs),
         mean=metrics[metric].mean if metric in metrics else None,
         metrics=metrics,
@@ -92,12 +93,21 @@ def about_model(model: ModelDescription) -> str:
     if isinstance(model, RecurrentConfig):
         attends = ", attends to earlier states" if model.attends else ""
         return f"{_counted(model.num_layers, 'layer')} of {model.cell.upper()}, width {model.embed_dim}{attends}"
-    if not isinstance(model, ModelConfig):
-        return ""
+    if isinstance(model, ImageClassifierConfig):
+        return _about_body(model.body)
     layers = f"{_counted(len(model.blocks), 'layer')}, width {model.embed_dim}"
     attention = model.blocks[0].attention if model.blocks else None
     num_heads, head_dim = (getattr(attention, name, None) for name in ("num_heads", "head_dim"))
     return layers if num_heads is None else f"{layers}, {_counted(num_heads, 'head')} of {head_dim}"
+
+
+def _about_body(body: PatchEncoderConfig | C3TRConfig) -> str:
+    layers, num_heads = _counted(body.num_layers, "layer"), body.num_heads
+    if isinstance(body, PatchEncoderConfig):
+        size, width = f"patches of {body.patch_size} x {body.patch_size}", body.embed_dim
+    else:
+        size, width = f"C3TR of {body.out_channels} channels", body.inner_channels
+    return f"{size}, {layers}, width {width}, {_counted(num_heads, 'head')} of {width // num_heads}"
 
 
 def test_lengths(settings: RunSettings) -> dict[str, int]:
@@ -187,12 +197,6 @@ def _length_counts(settings: RunSettings, seeds: Sequence[int]) -> dict[str, int
     ends = (*settings.buckets, settings.buckets[-1] + 1)
     names = [bucket_of(end, settings.buckets) for end in ends]
     return {name: counts[name] for name in names if counts[name]}
-
-
-def _flops(model: ModelDescription, seq: int) -> int | None:
-    if not isinstance(model, ModelConfig):
-        return None
-    return forward_flops(model, batch=1, seq=seq).dense
 
 
 def _counted(number: int, noun: str) -> str:

@@ -10,6 +10,7 @@ from headwise.config.model import ModelConfig
 from headwise.errors import ConfigError
 from headwise.experiments.answers import AnswerSums, loss_sum
 from headwise.experiments.examples import Examples, TokenTask
+from headwise.experiments.image_classifier import ImageClassifier, ImageClassifierConfig
 from headwise.experiments.recurrent import RecurrentConfig, RecurrentModel
 from headwise.masks.data import KeyPadding
 from headwise.nn.build import build
@@ -18,7 +19,7 @@ from headwise.nn.language_model import LanguageModel
 
 EVALUATION_BATCH = 64  # texts at once as answers are counted: results do not depend on it but for float error
 
-ModelDescription = ModelConfig | RecurrentConfig
+ModelDescription = ModelConfig | RecurrentConfig | ImageClassifierConfig
 
 
 def make_model(
@@ -28,13 +29,17 @@ def make_model(
 
     Args:
         description: of the model.
-        checkpoint, impl: of a Transformer, as of `build`; a recurrent model has neither.
+        checkpoint, impl: of a Transformer, as of `build`; a recurrent model has neither, one of images no checkpoints.
 
     Raises:
-        ConfigError: a recurrent model is to be checkpointed, or to have its attention computed otherwise.
+        ConfigError: what has no checkpoints is to be checkpointed, or a recurrent model's attention computed otherwise.
     """
-    if not isinstance(description, RecurrentConfig):
+    if isinstance(description, ModelConfig):
         return build(description, checkpoint=checkpoint, impl=impl)
+    if isinstance(description, ImageClassifierConfig):
+        if checkpoint != "none":
+            raise ConfigError(f'a model of images is trained with checkpoint "none"; got {checkpoint!r}')
+        return ImageClassifier(description, impl=impl)
     if (checkpoint, impl) != ("none", "auto"):
         raise ConfigError(
             f'a recurrent model is trained with checkpoint "none" and impl "auto"; got {checkpoint!r} and {impl!r}'

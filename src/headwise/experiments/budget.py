@@ -2,18 +2,18 @@
 
 from dataclasses import replace
 
-from headwise.config.model import ModelConfig
-from headwise.cost.flops import forward_flops
 from headwise.errors import ConfigError
 from headwise.experiments.asking import ModelDescription
 from headwise.experiments.examples import TokenTask
 from headwise.experiments.recipe import Recipe
+from headwise.experiments.text_flops import text_flops
 
 
 def steps_for(recipe: Recipe, task: TokenTask, model: ModelDescription) -> int:
     """Return the steps of a recipe: its own, or as many as its budget of tokens or FLOPs pays for.
 
-    A step takes `batch_size * max_len` tokens, with padding, and 3 forward passes of FLOPs: backward counts twice.
+    A step takes `batch_size * max_len` tokens, with padding, and 3 forward passes of FLOPs (`text_flops`): backward is
+    twice as much as forward.
 
     Args:
         recipe: whose budget it is.
@@ -21,18 +21,14 @@ def steps_for(recipe: Recipe, task: TokenTask, model: ModelDescription) -> int:
         model: what a token takes, for a budget of FLOPs.
 
     Raises:
-        ConfigError: the budget does not pay for a step; or it is of FLOPs, and the model has no closed form of them.
+        ConfigError: the budget does not pay for a step.
     """
     budget: float
     if recipe.budget_tokens is not None:
         budget, name, cost = recipe.budget_tokens, "budget_tokens", recipe.batch_size * task.max_len
     elif recipe.budget_flops is not None:
-        if not isinstance(model, ModelConfig):
-            raise ConfigError(
-                f"budget_flops needs a model whose FLOPs are known; got a {type(model).__name__}: give budget_tokens"
-            )
-        forward = forward_flops(model, batch=recipe.batch_size, seq=task.max_len).dense
-        budget, name, cost = recipe.budget_flops, "budget_flops", 3 * forward
+        cost = 3 * recipe.batch_size * text_flops(model, task.max_len)
+        budget, name = recipe.budget_flops, "budget_flops"
     else:
         return recipe.steps
     steps = int(budget // cost)

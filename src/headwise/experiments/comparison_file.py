@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headwise.errors import ConfigError
+from headwise.experiments.asking import ModelDescription
 from headwise.experiments.claim_tests import ClaimTest
 from headwise.experiments.classification import Classification
 from headwise.experiments.compare import Arm, Comparison
@@ -15,7 +16,7 @@ from headwise.experiments.digits import Digits
 from headwise.experiments.examples import TokenTask
 from headwise.experiments.key_recall import KeyRecall
 from headwise.experiments.language_modelling import LanguageModelling
-from headwise.experiments.models import recurrent_for, transformer_for
+from headwise.experiments.models import c3tr_for, patch_encoder_for, recurrent_for, transformer_for
 from headwise.experiments.recipe import Recipe
 from headwise.experiments.results import Published
 from headwise.experiments.sequence_tasks import (
@@ -41,15 +42,25 @@ TASKS: dict[str, Callable[..., TokenTask]] = {
 }
 
 
+MODELS: dict[str, tuple[Callable[..., ModelDescription], tuple[str, ...]]] = {  # what makes one, and what it is told
+    "transformer": (transformer_for, ()),
+    "gru": (recurrent_for, ("gru",)),
+    "lstm": (recurrent_for, ("lstm",)),
+    "patch-encoder": (patch_encoder_for, ()),
+    "c3tr": (c3tr_for, ()),
+}
+
+
 def read_comparison(path: Path) -> Comparison:
     """Read a comparison from a TOML file.
 
     `[task]` has a `kind` and that task's numbers, `[test_task]` likewise where tests are on another; `[recipe]` the
-    numbers of `Recipe`; each `[[arms]]` a `name`, a `kind` ("transformer", "gru" or "lstm") and the numbers of
-    `transformer_for` or `recurrent_for`, perhaps `lengthen` (as of `Arm`), and perhaps a `recipe` of its own, whose
-    numbers go before the comparison's. Each `[[further_tests]]` has a `name` and the kind and numbers of a task, each
-    `[[claims]]` what `ClaimTest` takes, each `[[published]]` what `Published` takes. All else stands at the top:
-    `name`, `question`, `seeds`, `learning_rates`, `metric`, `buckets`, `num_validation`, `num_test`.
+    numbers of `Recipe`; each `[[arms]]` a `name`, a `kind` ("transformer", "gru", "lstm", and for digits
+    "patch-encoder" or "c3tr") and the numbers of `transformer_for`, `recurrent_for`, `patch_encoder_for` or `c3tr_for`,
+    perhaps `lengthen` (as of `Arm`), and perhaps a `recipe` of its own, whose numbers go before the comparison's. Each
+    `[[further_tests]]` has a `name` and the kind and numbers of a task, each `[[claims]]` what `ClaimTest` takes, each
+    `[[published]]` what `Published` takes. All else stands at the top: `name`, `question`, `seeds`, `learning_rates`,
+    `metric`, `buckets`, `num_validation`, `num_test`.
 
     Raises:
         ConfigError: the file is missing, no TOML, or holds a key or a value that is not known; the text names it.
@@ -116,12 +127,10 @@ def _arm(number: int, table: dict[str, Any], task: TokenTask, shared: Mapping[st
     name, lengthen = table.pop("name", None), table.pop("lengthen", None)
     own = _table(f"{where}.recipe", table.pop("recipe")) if "recipe" in table else None
     recipe = None if own is None else _call(f"{where}.recipe", Recipe, {**shared, **own})
-    if kind == "transformer":
-        model: Any = _call(where, transformer_for, table, task)
-    elif kind in ("gru", "lstm"):
-        model = _call(where, recurrent_for, table, task, kind)
-    else:
-        raise ConfigError(f"{where} must be of kind transformer, gru or lstm; got {kind!r}")
+    if kind not in MODELS:
+        raise ConfigError(f"{where} must have a kind, one of {', '.join(MODELS)}; got {kind!r}")
+    make, told = MODELS[kind]
+    model = _call(where, make, table, task, *told)
     return _call(where, Arm, {"name": name, "model": model, "recipe": recipe, "lengthen": lengthen})
 
 

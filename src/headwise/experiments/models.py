@@ -10,8 +10,11 @@ from headwise.config.head import OutputHead
 from headwise.config.mask_text import read_mask
 from headwise.config.model import ModelConfig
 from headwise.config.position import ALiBi, Rotary, T5Bias
+from headwise.config.vision import C3TRConfig, PatchEncoderConfig
 from headwise.errors import ConfigError
+from headwise.experiments.digits import GREYS, SIDE, Digits
 from headwise.experiments.examples import TokenTask
+from headwise.experiments.image_classifier import ImageClassifierConfig
 from headwise.experiments.recurrent import RecurrentConfig, count_recurrent_parameters
 from headwise.masks.patterns import Causal, Mask
 
@@ -153,3 +156,73 @@ def recurrent_for(
 
 def _distance(config: RecurrentConfig, num_parameters: int) -> int:
     return abs(count_recurrent_parameters(config) - num_parameters)
+
+
+def patch_encoder_for(
+    task: TokenTask,
+    *,
+    patch_size: int = 2,
+    embed_dim: int = 64,
+    num_heads: int = 8,
+    num_layers: int = 1,
+    hidden_dim: int | None = None,
+    dropout_p: float = 0.0,
+) -> ImageClassifierConfig:
+    """Return a small Vision Transformer that says which numeral a picture shows.
+
+    Args:
+        task: `Digits(patch_size=1, levels=17)`, whose tokens are the pixels.
+        patch_size, embed_dim, num_heads, num_layers, hidden_dim, dropout_p: as of `headwise.PatchEncoder`.
+
+    Raises:
+        ConfigError: the task is another, or a number is out of range.
+    """
+    body = PatchEncoderConfig.from_keywords(
+        patch_size=patch_size,
+        embed_dim=embed_dim,
+        num_heads=num_heads,
+        num_layers=num_layers,
+        num_channels=1,
+        hidden_dim=hidden_dim,
+        dropout_p=dropout_p,
+    )
+    return _image_classifier(task, body)
+
+
+def c3tr_for(
+    task: TokenTask,
+    *,
+    in_channels: int = 64,
+    out_channels: int = 64,
+    num_heads: int = 4,
+    num_layers: int = 1,
+    expansion: float = 0.5,
+    hidden_dim: int | None = None,
+    compatible: bool = False,
+) -> ImageClassifierConfig:
+    """Return a C3TR behind a convolution of 3 x 3 pixels, which says which numeral a picture shows.
+
+    Args:
+        task: `Digits(patch_size=1, levels=17)`, whose tokens are the pixels.
+        in_channels: channels between the convolution and the C3TR.
+        out_channels, num_heads, num_layers, expansion, hidden_dim, compatible: as of `headwise.C3TR`.
+
+    Raises:
+        ConfigError: the task is another, or a number is out of range.
+    """
+    body = C3TRConfig.from_keywords(
+        in_channels=in_channels,
+        out_channels=out_channels,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        expansion=expansion,
+        hidden_dim=hidden_dim,
+        compatible=compatible,
+    )
+    return _image_classifier(task, body)
+
+
+def _image_classifier(task: TokenTask, body: PatchEncoderConfig | C3TRConfig) -> ImageClassifierConfig:
+    if not isinstance(task, Digits) or (task.patch_size, task.levels) != (1, GREYS):
+        raise ConfigError(f"a model of images reads pixels: its task must be digits of patch_size 1 and levels {GREYS}")
+    return ImageClassifierConfig(body=body, image_size=SIDE, num_greys=GREYS, num_outputs=task.num_classes)

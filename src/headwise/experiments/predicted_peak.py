@@ -15,9 +15,10 @@ from headwise.cost.tracing.trace import trace_step
 from headwise.cost.workload import Workload
 from headwise.errors import HeadwiseError, UnsupportedError
 from headwise.experiments.answers import loss_total
-from headwise.experiments.asking import make_model, scores_of
+from headwise.experiments.asking import ModelDescription, make_model, scores_of
 from headwise.experiments.examples import Examples, TokenTask
 from headwise.experiments.recipe import Recipe
+from headwise.experiments.recurrent import RecurrentConfig
 from headwise.experiments.run import RunSettings, data_seed
 from headwise.masks.patterns import Causal
 
@@ -52,7 +53,7 @@ def predicted_peaks(settings: RunSettings, seeds: Sequence[int], *, device: str 
         seeds: of the runs.
         device: that the runs were on, as their environment names it.
     """
-    if not isinstance(settings.model, ModelConfig):
+    if isinstance(settings.model, RecurrentConfig):
         return PredictedPeaks(peak_bytes=(None,) * len(seeds), reason=RECURRENT)
     if device != "cpu":
         return PredictedPeaks(peak_bytes=(None,) * len(seeds), reason=OFF_CPU)
@@ -83,7 +84,7 @@ def step_bytes(ledger: Ledger) -> int:
     )
 
 
-def _ledger(model: ModelConfig, recipe: Recipe, task: TokenTask, part: Examples) -> Ledger:
+def _ledger(model: ModelDescription, recipe: Recipe, task: TokenTask, part: Examples) -> Ledger:
     """Return every tensor of a step: of its last pass, where it is worked off in parts.
 
     Raises:
@@ -101,7 +102,8 @@ def _ledger(model: ModelConfig, recipe: Recipe, task: TokenTask, part: Examples)
         loss="cross_entropy",
         device="cpu",
     )
-    if part.real is None and recipe.label_smoothing == 0 and _is_played(model, workload, recipe.impl):
+    is_plain = part.real is None and recipe.label_smoothing == 0
+    if is_plain and isinstance(model, ModelConfig) and _is_played(model, workload, recipe.impl):
         try:
             return predict_ledger(model, workload)
         except UnsupportedError:
@@ -130,7 +132,7 @@ def _is_played(model: ModelConfig, workload: Workload, impl: str) -> bool:
 class _Asked(nn.Module):
     """A model with its task's loss on top."""
 
-    def __init__(self, model: ModelConfig, recipe: Recipe, task: TokenTask):
+    def __init__(self, model: ModelDescription, recipe: Recipe, task: TokenTask):
         super().__init__()
         self.model = make_model(model, checkpoint=recipe.checkpoint, impl=recipe.impl)
         self.task = task

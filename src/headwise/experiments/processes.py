@@ -65,10 +65,14 @@ class Processes:
         """Return the module as these processes train it together; all of them must hold the same weights.
 
         Raises:
-            ConfigError: it cannot be sharded.
+            ConfigError: it cannot be sharded, or its numbers would be others than those of one process.
         """
         if self.world_size == 1:
             return module
+        if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules()):
+            raise ConfigError(
+                f"batch norms would norm each process's part by itself; train {type(module).__name__} in one process"
+            )
         if self.sharding == "ddp":
             return nn.parallel.DistributedDataParallel(module)
         if precision == "amp-fp16":

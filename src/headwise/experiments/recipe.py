@@ -36,7 +36,7 @@ class Recipe:
         evaluate_every: steps from one look at the validation set to the next.
         max_bad_steps: steps in a row without a finite gradient after which a run is stopped.
         budget_tokens, budget_flops: instead of `steps`, as many steps as this budget pays for (`steps_for`). Of FLOPs,
-            matrix products of dense attention, three times the forward pass, as long as the task's longest text.
+            three forward passes of texts as long as the task's longest (`text_flops`).
         budget_seconds: of training, without looks; the first look after it ends the run. The schedule is that of
             `steps`, which are then the most there may be. What is trained in a time differs from machine to machine and
             from run to run: no such run can be repeated.

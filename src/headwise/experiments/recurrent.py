@@ -91,3 +91,16 @@ def count_recurrent_parameters(config: RecurrentConfig) -> int:
     cells = config.num_layers * gates * (2 * width**2 + 2 * width)
     joined = 2 * width**2 + width if config.attends else 0
     return config.vocab_size * width + cells + joined + config.num_outputs * (width + 1)
+
+
+def recurrent_forward_flops(config: RecurrentConfig, seq: int) -> int:
+    """Return the FLOPs of matrix products of a text of T = `seq` tokens, one multiply-add = 2: with E and g as above
+
+    `2 T (2 num_layers g E^2 + [attends] 2 E^2 + num_outputs E) + [attends] 4 E T (T + 1) / 2`, where each state reads
+    those up to its own.
+    """
+    width, gates = config.embed_dim, 3 if config.cell == "gru" else 4
+    per_token = 2 * config.num_layers * gates * width**2 + config.num_outputs * width
+    if not config.attends:
+        return 2 * seq * per_token
+    return 2 * seq * (per_token + 2 * width**2) + 2 * width * seq * (seq + 1)

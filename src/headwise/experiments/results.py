@@ -167,7 +167,7 @@ class ArmResult(Result):
         rates_tried: validation loss of each learning rate on the seed that it was chosen on; None = none was a number.
         runs: one a seed.
         num_parameters: of its model.
-        forward_flops: of one text, dense, matrix products only; None where there is no closed form.
+        forward_flops: of one text, as long as the longest of training (`text_flops`).
         seconds_per_step: median over the runs.
         mean: of the comparison's metric over the runs; None where one has none.
         metrics: of the test, by name.
@@ -185,7 +185,7 @@ class ArmResult(Result):
     rates_tried: dict[str, float | None]
     runs: tuple[Run, ...]
     num_parameters: int
-    forward_flops: int | None
+    forward_flops: int
     seconds_per_step: float
     mean: float | None
     metrics: dict[str, SeedValues] = field(default_factory=dict)

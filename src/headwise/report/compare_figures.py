@@ -1,5 +1,6 @@
 """What the text, the page and the pictures of a comparison say in words: numbers, arms, differences, claims."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -89,11 +90,19 @@ def format_difference(difference: PairedDifference, value: int | float | None) -
     if value is None:
         return UNKNOWN
     if difference.kind == "ratio":
-        return f"{value:.3f}" if 0.01 <= value < 10 else f"{value:.3g}"
+        return _ratio(value)
     if difference.metric.endswith("peak_bytes") or difference.metric.startswith("seconds"):
         sign = "-" if value < 0 else "+"
         return sign + format_value(difference.metric, abs(value))
     return _decimals(value, sign=True)
+
+
+def _ratio(value: float) -> str:
+    """Write a ratio with three decimals, and next to 1 with as many as tell it from 1: 0.829, 0.99986."""
+    if not 0.01 <= value < 10:
+        return f"{value:.3g}"
+    off = abs(value - 1)
+    return f"{value:.3f}" if off == 0 or off >= 0.0005 else f"{value:.{1 - math.floor(math.log10(off))}f}"
 
 
 def mean_difference(difference: PairedDifference) -> str:
@@ -182,7 +191,7 @@ def arm_cells(result: ComparisonResult, arm: ArmResult) -> list[str]:
         mean_words(result.metric, values),
         range_words(result.metric, values),
         format_count(arm.num_parameters),
-        UNKNOWN if arm.forward_flops is None else format_count(arm.forward_flops),
+        format_count(arm.forward_flops),
         mean_words("steps_per_second", arm.numbers.get("steps_per_second")),
         f"{arm.learning_rate:g}",
     ]

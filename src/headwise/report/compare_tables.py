@@ -46,7 +46,7 @@ def count_cells(arm: ArmResult) -> list[str]:
     """Return parameters, FLOPs, steps a second and learning rate of an arm."""
     return [
         format_count(arm.num_parameters),
-        UNKNOWN if arm.forward_flops is None else format_flops(arm.forward_flops),
+        format_flops(arm.forward_flops),
         mean_words("steps_per_second", arm.numbers.get("steps_per_second")),
         f"{arm.learning_rate:g}",
     ]
