@@ -117,7 +117,7 @@ def _arms(task: TokenTask, recipe: Recipe) -> tuple[Arm, ...]:
 def _quality_claims(worse: str) -> tuple[ClaimTest, ...]:
     return tuple(
         ClaimTest(
-            text=f"{name} is worse than full attention",
+            text=f"{name} {'are' if name == GROUPED else 'is'} worse than full attention",
             source=ARTICLES,
             arm=name,
             other=FULL,

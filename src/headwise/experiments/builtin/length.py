@@ -110,8 +110,8 @@ def _claims(long: str, before: str) -> tuple[ClaimTest, ...]:
     return (
         falls,
         *(
-            replace(falls, text=falls.text.replace(GRU, arm), arm=arm)
-            for arm in (LSTM, f"{GRU} with attention", f"{LSTM} with attention")
+            replace(falls, text=falls.text.replace(f"a {GRU}", f"{article} {arm}"), arm=arm)
+            for article, arm in (("an", LSTM), ("a", f"{GRU} with attention"), ("an", f"{LSTM} with attention"))
         ),
         replace(
             falls,
