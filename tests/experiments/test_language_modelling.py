@@ -1,15 +1,20 @@
 """Every token of a stretch is asked for once, with what stands before it, at any length of windows."""
 
+import dataclasses
+
 import pytest
 import torch
 
 from headwise.errors import ConfigError
-from headwise.experiments.corpora.catalogue import CORPORA
+from headwise.experiments.corpora.catalogue import CORPORA, find_corpus
 from headwise.experiments.corpora.corpus import Corpus
-from headwise.experiments.corpora.fetch import texts_of
-from headwise.experiments.corpora.texts import SourceText
+from headwise.experiments.corpora.fetch import texts_of, version_of
+from headwise.experiments.corpora.texts import SourceText, key_of
 from headwise.experiments.examples import IGNORED
 from headwise.experiments.language_modelling import LanguageModelling, bytes_per_token, token_stream
+from headwise.experiments.models import transformer_for
+from headwise.experiments.recipe import Recipe
+from headwise.experiments.run import RunSettings
 from headwise.experiments.vocabulary import BytePairs
 
 SIZE = 263
@@ -135,6 +140,33 @@ def test_what_cannot_be_is_refused(numbers, text):
 def test_a_split_that_is_too_short_is_told(split):
     with pytest.raises(ConfigError, match=f"the {split} split of chapters must have 99999 tokens to ask for"):
         task(seq_len=99999).draw(1, seed=0, split=split)
+
+
+def test_a_run_on_other_texts_is_another_run(monkeypatch):
+    """Chapters differ between versions of Python: a folder with runs of one is not gone on with by another."""
+    task = LanguageModelling(vocab_size=257)
+    settings = RunSettings(task=task, model=transformer_for(task, embed_dim=8), recipe=Recipe())
+    before = settings.to_dict()
+    assert before == settings.to_dict()
+    others = [SourceText(text="other"), SourceText(text="ones")]
+    changed = dataclasses.replace(find_corpus("pydoc"), read=lambda _: others)
+    monkeypatch.setitem(CORPORA, "pydoc", changed)
+    assert settings.to_dict() != before
+    assert settings.to_dict()["task"]["LanguageModelling"]["data"] == version_of(changed)
+
+
+def test_what_is_tested_of_pydoc_is_not_learned():
+    """Chapters hold one another: a few turns of phrase may stand in both, and no chapter's part."""
+
+    def runs_of_words(splits):
+        texts = [key_of(text.text).split() for text in texts_of(find_corpus("pydoc")) if text.split in splits]
+        return [tuple(words[start : start + 8]) for words in texts for start in range(len(words) - 7)]
+
+    learned = set(runs_of_words(("train",)))
+    for split in ("validation", "test"):
+        asked = runs_of_words((split,))
+        assert len(asked) > 5000
+        assert sum(one in learned for one in asked) < 0.01 * len(asked)
 
 
 def test_pydoc_needs_no_fetching(monkeypatch, tmp_path):

@@ -14,7 +14,7 @@ from headwise.errors import ConfigError
 from headwise.experiments.corpora.cache import data_folder
 from headwise.experiments.corpora.catalogue import CORPORA, find_corpus
 from headwise.experiments.corpora.corpus import Corpus
-from headwise.experiments.corpora.fetch import texts_of
+from headwise.experiments.corpora.fetch import texts_of, version_of
 from headwise.experiments.corpora.texts import SPLITS, words_of
 from headwise.experiments.examples import IGNORED, Examples, Split, TokenTask, generator_of
 from headwise.experiments.vocabulary import END, NUM_MARKS, PAD, WordVocabulary
@@ -66,6 +66,11 @@ class Classification(TokenTask):
     def max_len(self) -> int:
         """Return the tokens of the longest text as it is read."""
         return self.max_tokens
+
+    @property
+    def data_version(self) -> str:
+        """Return what tells the corpus's texts and splits from any others."""
+        return version_of(find_corpus(self.corpus))
 
     def draw(self, num_examples: int, *, seed: int, split: Split = "train") -> Examples:
         """Return texts of a split, padded on the right to the longest of them.

@@ -81,6 +81,11 @@ class Digits(TokenTask):
         """Return that answers are classes of pictures."""
         return True
 
+    @property
+    def data_version(self) -> str:
+        """Return what tells the pictures and splits from any others, as they were recorded."""
+        return DIGITS_SHA256[:12]
+
     def draw(self, num_examples: int, *, seed: int, split: Split = "train") -> Examples:
         """Return pictures of a split: of the training ones any, of the others the first ones.
 

@@ -83,6 +83,11 @@ class TokenTask(ABC):
         """Return whether answers are classes of texts, of which the F1 score is told, too, and no tokens."""
         return self.num_classes != self.vocab_size
 
+    @property
+    def data_version(self) -> str | None:
+        """Return what tells the data of a corpus from any other; None where the task's numbers and a seed decide."""
+        return None
+
     @abstractmethod
     def draw(self, num_examples: int, *, seed: int, split: Split = "train") -> Examples:
         """Return examples.

@@ -14,7 +14,7 @@ from headwise.errors import ConfigError
 from headwise.experiments.corpora.cache import data_folder
 from headwise.experiments.corpora.catalogue import find_corpus
 from headwise.experiments.corpora.corpus import Corpus
-from headwise.experiments.corpora.fetch import texts_of
+from headwise.experiments.corpora.fetch import texts_of, version_of
 from headwise.experiments.corpora.texts import SPLITS
 from headwise.experiments.examples import IGNORED, Examples, Split, TokenTask, draw_ids, generator_of
 from headwise.experiments.vocabulary import NUM_BYTES, BytePairs
@@ -77,6 +77,11 @@ class LanguageModelling(TokenTask):
     def classifies(self) -> bool:
         """Return that answers are tokens."""
         return False
+
+    @property
+    def data_version(self) -> str:
+        """Return what tells the corpus's texts and splits from any others."""
+        return version_of(find_corpus(self.corpus))
 
     def draw(self, num_examples: int, *, seed: int, split: Split = "train") -> Examples:
         """Return windows of a split: of training text any, of the others the first ones of the stretch.

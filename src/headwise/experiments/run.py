@@ -312,9 +312,15 @@ def data_seed(split: str, seed: int, step: int = 0) -> int:
 
 
 def _described(value: Any) -> Any:
-    """Return a value as JSON can hold it; of a dataclass its kind, too, at any depth: all that some masks differ in."""
+    """Return a value as JSON can hold it; of a dataclass its kind, too, at any depth: all that some masks differ in.
+
+    Of a task on a corpus also which texts these are: a run on others is another run, whatever its numbers.
+    """
     if is_dataclass(value):
-        return {type(value).__name__: {field.name: _described(getattr(value, field.name)) for field in fields(value)}}
+        own = {field.name: _described(getattr(value, field.name)) for field in fields(value)}
+        if isinstance(value, TokenTask) and value.data_version is not None:
+            own["data"] = value.data_version
+        return {type(value).__name__: own}
     if isinstance(value, list | tuple):
         return [_described(each) for each in value]
     return {str(key): _described(each) for key, each in value.items()} if isinstance(value, dict) else value

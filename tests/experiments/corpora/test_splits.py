@@ -98,11 +98,14 @@ def test_split_groups_fills_splits_in_turn_by_whole_groups():
     assert sorted({splits[0], splits[3], splits[6]}) == ["test", "train", "validation"]
 
 
-@pytest.mark.parametrize(("num_more", "is_near"), [(1, True), (2, True), (3, False)])
-def test_half_of_the_shingles_in_common_are_enough(num_more, is_near):
-    # 8 words in common are 4 shingles, each word more is one: 4 of 6, 8 or 10 are shared
+@pytest.mark.parametrize(("num_more", "is_near"), [(3, True), (4, True), (5, False)])
+def test_half_of_the_shorter_texts_shingles_are_enough(num_more, is_near):
+    # 8 words in common are 4 shingles, each word more is one: 4 of 7, 8 or 9 stand in the other, which has 40 more
     common = " ".join(f"w{number}" for number in range(8))
-    keys = [" ".join([common, *(f"{name}{number}" for number in range(num_more))]) for name in "ab"]
+    keys = [
+        " ".join([common, *(f"{name}{number}" for number in range(count))])
+        for name, count in (("a", num_more), ("b", 40))
+    ]
     assert (len(set(near_groups(keys))) == 1) is is_near
 
 
@@ -112,7 +115,7 @@ def brute_force(keys):
     group = list(range(len(keys)))
     for one in range(len(keys)):
         for other in range(one):
-            if len(sets[one] & sets[other]) / len(sets[one] | sets[other]) >= 0.5:
+            if len(sets[one] & sets[other]) / min(len(sets[one]), len(sets[other])) >= 0.5:
                 old, new = group[one], group[other]
                 group = [new if g == old else g for g in group]
     return group

@@ -5,30 +5,30 @@ from collections.abc import Sequence
 from headwise.experiments.compare import Comparison
 
 STEP_SECONDS = {
-    "heads-offsets": 0.029,
-    "heads-recall": 0.019,
-    "heads-bbc": 0.055,
-    "heads-r8": 0.055,
-    "reduction-offsets": 0.034,
-    "reduction-cost": 0.116,
-    "length-copy-all": 0.045,
-    "length-copy-short": 0.035,
-    "length-reverse-all": 0.047,
-    "length-reverse-short": 0.037,
-    "length-recall-all": 0.029,
-    "length-recall-short": 0.025,
-    "length-r8": 0.048,
-    "positions-language": 0.064,
-    "positions-copy": 0.045,
-    "attention-kinds-language": 0.086,
-    "attention-kinds-copy": 0.055,
-    "attention-kinds-cost-256": 0.073,
-    "attention-kinds-cost-1024": 0.108,
-    "precision-and-memory": 0.188,
-    "scale": 0.025,
-    "stability": 0.067,
+    "heads-offsets": 0.034,
+    "heads-recall": 0.013,
+    "heads-bbc": 0.048,
+    "heads-r8": 0.046,
+    "reduction-offsets": 0.030,
+    "reduction-cost": 0.085,
+    "length-copy-all": 0.041,
+    "length-copy-short": 0.030,
+    "length-reverse-all": 0.041,
+    "length-reverse-short": 0.035,
+    "length-recall-all": 0.030,
+    "length-recall-short": 0.026,
+    "length-r8": 0.050,
+    "positions-language": 0.041,
+    "positions-copy": 0.040,
+    "attention-kinds-language": 0.063,
+    "attention-kinds-copy": 0.052,
+    "attention-kinds-cost-256": 0.062,
+    "attention-kinds-cost-1024": 0.096,
+    "precision-and-memory": 0.154,
+    "scale": 0.022,
+    "stability": 0.055,
 }
-"""Seconds of one core of a step of each part, the mean of its arms: measured once, without the looks between."""
+"""Seconds of one core of a step of each part, the mean of its arms, two runs at once: measured 2026-11-30, without the looks between."""
 
 LOOKS = 1.15  # times the steps: looks at the validation set, tests, and starts of processes
 

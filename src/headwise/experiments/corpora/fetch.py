@@ -72,6 +72,13 @@ def texts_of(corpus: Corpus) -> list[Text]:
 
 
 @lru_cache(maxsize=8)
+def version_of(corpus: Corpus) -> str:
+    """Return 12 digits that tell the texts and splits of a corpus from any others: the start of their SHA-256."""
+    whole = digest_of(encode(texts_of(corpus))) if corpus.sha256 is None else corpus.sha256
+    return whole[:12]
+
+
+@lru_cache(maxsize=8)
 def _texts(corpus: Corpus, folder: Path) -> tuple[Text, ...]:
     if corpus.wheel is None:
         return tuple(prepare(corpus.read({}), near_duplicates=corpus.near_duplicates))

@@ -9,7 +9,7 @@ from headwise.experiments.corpora.texts import SourceText, Split, Text, key_of, 
 
 TEST_SHARE, VALIDATION_SHARE = 0.2, 0.1
 SHINGLE_WORDS = 5
-NEAR = 0.5  # share of shingles in common from which two texts are one in other words
+NEAR = 0.5  # share of the shorter text's shingles that stand in the other, from which they are one in other words
 COMMON = 50  # texts with a shingle from which it is a phrase of the trade, and says nothing
 
 
@@ -57,12 +57,13 @@ def distinct(texts: Iterable[SourceText]) -> dict[str, SourceText]:
 
 
 def near_groups(keys: Sequence[str]) -> list[int]:
-    """Return a number for each text, the same for those that share half of their shingles, directly or in a chain.
+    """Return a number for each text, the same for those of which half stands in the other, directly or in a chain.
 
-    A shingle is 5 words in a row; two texts with sets A and B of them share `|A & B| / |A | B|`. Shingles that stand in
-    more than 50 texts do not count as shared.
+    A shingle is 5 words in a row; of two texts with sets A and B of them the shorter one stands in the other by
+    `|A & B| / min(|A|, |B|)`, so that a chapter and its parts, however many, are found. Shingles that stand in more
+    than 50 texts do not count as shared.
 
-    Source: Broder 1997, "On the resemblance and containment of documents".
+    Source: Broder 1997, "On the resemblance and containment of documents", of which this is the containment.
     """
     shingles = [_shingles(key.split()) for key in keys]
     holders: dict[bytes, list[int]] = defaultdict(list)
@@ -75,7 +76,7 @@ def near_groups(keys: Sequence[str]) -> list[int]:
             shared.update(combinations(numbers, 2))
     root = list(range(len(keys)))
     for (one, other), count in shared.items():
-        if count >= NEAR * (len(shingles[one]) + len(shingles[other]) - count):
+        if count >= NEAR * min(len(shingles[one]), len(shingles[other])):
             _join(root, one, other)
     return [_find(root, number) for number in range(len(keys))]
 
