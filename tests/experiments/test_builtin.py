@@ -86,6 +86,14 @@ def test_the_page_of_results_tells_the_parts_trainings_and_minutes_of_each():
     assert rows == expected
 
 
+@pytest.mark.parametrize("budget", [{"budget_tokens": 90_000}, {"budget_flops": 9e9}, {"budget_seconds": 9.0}])
+def test_a_quick_one_has_a_third_of_the_budget_too(budget):
+    ((name, whole),) = budget.items()
+    recipe = dataclasses.replace(PARTS["scale"].recipe, **budget)
+    (own,) = quick((dataclasses.replace(PARTS["scale"], name="mine", recipe=recipe),))
+    assert getattr(own.recipe, name) == pytest.approx(whole / 3)
+
+
 def test_a_quick_one_of_somebody_elses_has_a_third_of_the_steps():
     (own,) = quick((dataclasses.replace(PARTS["scale"], name="mine"),))
     assert own.recipe.steps == PARTS["scale"].recipe.steps // 3

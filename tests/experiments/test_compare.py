@@ -1,6 +1,7 @@
 """A comparison pairs arms seed by seed, each at its own learning rate, however many runs there are at once."""
 
 import dataclasses
+import json
 import math
 import runpy
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, TrainingError
 from headwise.experiments.claim_tests import ClaimTest
 from headwise.experiments.compare import TUNING_SEED, Arm, Comparison, run_comparison
 from headwise.experiments.comparison_folder import read_result
@@ -17,8 +18,10 @@ from headwise.experiments.models import recurrent_for, transformer_for
 from headwise.experiments.recipe import Recipe
 from headwise.experiments.recurrent import RecurrentConfig
 from headwise.experiments.run import data_seed, run
+from headwise.experiments.run_folder import RUN
 from headwise.experiments.sequence_tasks import MultiOffsetCopy, Transduction
 from headwise.experiments.text_flops import text_flops
+from headwise.experiments.training import Training
 from headwise.nn.build import build
 
 transformer = runpy.run_path(str(Path(__file__).with_name("test_run.py")))["transformer"]
@@ -135,7 +138,7 @@ def test_an_arm_that_never_learned_has_no_difference_and_a_note(tmp_path):
     assert "2 steps in a row" in result.arms[1].runs[0].stopped
     assert result.arms[1].mean is None and result.differences == ()
     assert "wild" in result.notes[0]
-    with pytest.raises(ConfigError, match="no learning rate of heads gave a finite loss"):
+    with pytest.raises(ConfigError, match="no learning rate of heads trained to its end"):
         run_comparison(
             dataclasses.replace(
                 comparison,
@@ -146,6 +149,46 @@ def test_an_arm_that_never_learned_has_no_difference_and_a_note(tmp_path):
         )
 
 
+def test_a_run_that_was_stopped_counts_for_nothing_however_good_it_once_was(tmp_path, monkeypatch):
+    """It has a best state, and a test of it: to compare that, or to choose its rate, would favour what diverges."""
+    take_step = Training.take_step
+
+    def diverge(training):
+        if training.recipe.learning_rate == 0.5 and training.step == 3:
+            raise TrainingError("the loss went to the sky")
+        return take_step(training)
+
+    monkeypatch.setattr(Training, "take_step", diverge)
+    recipe = Recipe(steps=5, batch_size=6, learning_rate=1e-3, warmup_steps=0, evaluate_every=1)
+    wild = dataclasses.replace(COMPARISON.arms[0], name="wild", recipe=dataclasses.replace(recipe, learning_rate=0.5))
+    comparison = dataclasses.replace(
+        COMPARISON, recipe=recipe, arms=(COMPARISON.arms[0], wild), learning_rates=(), seeds=(0,), buckets=(3, 9)
+    )
+    result = run_comparison(comparison, tmp_path / "runs")
+    run_of_wild = result.arms[1].runs[0]
+    assert run_of_wild.stopped and math.isfinite(run_of_wild.test["loss"])
+    assert result.arms[1].mean is None and result.differences == () and result.arms[1].by_length == {}
+    tried = run_comparison(
+        dataclasses.replace(comparison, arms=COMPARISON.arms, learning_rates=(0.5, 1e-9)), tmp_path / "r"
+    )
+    for arm in tried.arms:
+        assert arm.rates_tried["0.5"] is None and arm.learning_rate == 1e-9
+
+
+def test_runs_of_several_environments_are_told_and_the_date_is_that_of_the_last(tmp_path):
+    comparison = dataclasses.replace(COMPARISON, learning_rates=(), seeds=(0,))
+    first = run_comparison(comparison, tmp_path)
+    (one, other) = sorted(tmp_path.glob(f"arm-*/{RUN}"))
+    known = json.loads(one.read_text())
+    known["environment"] |= {"torch": "2.1.0", "date": "2031-02-03T00:00:00+00:00"}
+    one.write_text(json.dumps(known))
+    again = run_comparison(comparison, tmp_path)
+    assert first.when == json.loads(other.read_text())["environment"]["date"][:10] and again.when == "2031-02-03"
+    assert not any("environment" in note for note in first.notes)
+    (note,) = [note for note in again.notes if "environment" in note]
+    assert note.startswith(f"Runs were done in more than one environment (torch 2.1.0 and {torch.__version__}): times")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -153,8 +196,12 @@ def test_an_arm_that_never_learned_has_no_difference_and_a_note(tmp_path):
         ({"arms": (COMPARISON.arms[0],) * 2}, "each of another name; got heads, heads"),
         ({"seeds": (1, 1)}, "seeds must be different numbers"),
         ({"seeds": (TUNING_SEED,)}, "seeds must be different numbers"),
-        ({"metric": "bleu"}, "metric must be one of loss, accuracy, exact, whole, macro_f1; got 'bleu'"),
+        ({"metric": "bleu"}, "metric must be one of loss, accuracy, exact, whole; got 'bleu'"),
+        ({"metric": "macro_f1"}, "metric must be one of loss, accuracy, exact, whole; got 'macro_f1'"),
         ({"learning_rates": (0.0,)}, "learning_rates"),
+        ({"learning_rates": (1e-3, 1.0000001e-3)}, "learning_rates must differ in their first six digits"),
+        ({"buckets": (3, 2)}, "buckets must be lengths from 1 on, each longer than the one before"),
+        ({"buckets": (0, 2)}, "buckets must be lengths from 1 on"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(change, message):
@@ -239,7 +286,9 @@ def test_a_claim_must_be_about_arms_and_places_that_are_there():
     for change, message in (
         ({"arm": "lstm"}, "one of heads, gru; got 'lstm': it is better"),
         ({"where": ">9"}, "one of test; got '>9'"),
-        ({"metric": "bleu"}, "macro_f1; got 'bleu'"),
+        ({"metric": "bleu"}, "exact, whole; got 'bleu'"),
+        ({"quantity": "step_per_second"}, "steps_per_second, .*; got 'step_per_second'"),
+        ({"quantity": "seconds_to_0.95"}, "seconds_to_0.9, .*; got 'seconds_to_0.95'"),
     ):
         with pytest.raises(ConfigError, match=message):
             dataclasses.replace(COMPARISON, claims=(dataclasses.replace(claim, **change),))

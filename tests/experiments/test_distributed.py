@@ -15,7 +15,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from headwise.api.compare import compare
 from headwise.errors import ConfigError
+from headwise.experiments.comparison_folder import COMPARISON
 from headwise.experiments.distributed import DistributedEngine, run_distributed
 from headwise.experiments.engine import Engine
 from headwise.experiments.processes import Processes
@@ -127,3 +129,18 @@ def test_what_cannot_be_spread_is_refused(tmp_path, monkeypatch):
         sharded.spread(nn.GRU(3, 3))
     with pytest.raises(ConfigError, match='got "amp-fp16", for which ddp serves'):
         sharded.spread(nn.GRU(3, 3), "amp-fp16")
+
+
+def test_processes_do_a_comparison_together_in_one_folder(together):
+    """The first process alone opens, reads and writes the folder; what came out is in each."""
+    folder, results = together
+    first, second = (one["compared"] for one in results)
+    assert first == second == json.loads((folder / "compared" / COMPARISON).read_text())["result"]
+    assert [arm["name"] for arm in first["arms"]] == ["1 heads", "3 heads"]
+    assert len(list((folder / "compared").glob("arm-*"))) == 2 * (2 + 1)
+
+
+def test_the_command_says_what_serves_under_torchrun(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="call run_comparison with a DistributedEngine"):
+        compare("scale")

@@ -1,6 +1,7 @@
 """Every token of a stretch is asked for once, with what stands before it, at any length of windows."""
 
 import dataclasses
+import random
 
 import pytest
 import torch
@@ -140,6 +141,19 @@ def test_what_cannot_be_is_refused(numbers, text):
 def test_a_split_that_is_too_short_is_told(split):
     with pytest.raises(ConfigError, match=f"the {split} split of chapters must have 99999 tokens to ask for"):
         task(seq_len=99999).draw(1, seed=0, split=split)
+
+
+def test_texts_stand_in_an_order_that_is_the_same_everywhere_and_not_that_of_their_digests(chapters):
+    """Numbers of language models depend on it: by hand from Python's generator, seeded with the corpus's name."""
+    pairs = BytePairs([text.text for text in texts_of(chapters) if text.split == "train"], SIZE)
+    texts = [text.text for text in texts_of(chapters) if text.split == "train"]
+    order = random.Random("chapters").sample(range(len(texts)), k=len(texts))
+    assert order != sorted(order)
+    expected = list(texts)
+    random.Random("chapters").shuffle(expected)
+    written = pairs.decode(token_stream("chapters", SIZE)["train"].tolist())
+    places = [written.index(text) for text in expected]
+    assert places == sorted(places) and expected != texts
 
 
 def test_a_run_on_other_texts_is_another_run(monkeypatch):

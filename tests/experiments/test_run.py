@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -18,12 +19,14 @@ import headwise
 from headwise.config.model import ModelConfig
 from headwise.errors import ConfigError, OutputError
 from headwise.experiments.examples import Examples, TokenTask
+from headwise.experiments.language_modelling import LanguageModelling
+from headwise.experiments.models import transformer_for
 from headwise.experiments.recipe import Recipe
 from headwise.experiments.recurrent import RecurrentConfig
 from headwise.experiments.run import RunSettings, data_seed, evaluate, make_model, run
 from headwise.experiments.run_folder import EVENTS, METRICS, RUN, STATE, RunFolder
 from headwise.experiments.run_result import Run
-from headwise.experiments.sequence_tasks import MultiOffsetCopy, Transduction
+from headwise.experiments.sequence_tasks import Induction, MultiOffsetCopy, Transduction
 
 RECIPE = Recipe(steps=11, batch_size=6, learning_rate=5e-3, warmup_steps=3, evaluate_every=4)
 
@@ -326,3 +329,24 @@ def test_a_result_with_numbers_that_are_none_is_read_as_it_was_written(tmp_path)
     (tmp_path / "result.json").write_text("{}")
     with pytest.raises(OutputError, match="no result of a run"):
         folder.result()
+
+
+def test_a_mask_that_sees_the_answers_is_refused():
+    """Where answers are the next tokens a mask that reads later ones gives them away, whichever test it is in."""
+    copy = Transduction(max_tokens=3, vocab_size=9)
+    for mask, sees in (("causal", False), ("window:2", False), ("full", True), ("longformer:2:1", True)):
+        model = transformer_for(copy, embed_dim=8, num_heads=2, mask=mask)
+        for task in (copy, Induction(num_tokens=3, vocab_size=9), LanguageModelling(seq_len=8, vocab_size=257)):
+            with pytest.raises(ConfigError, match="asks for the next token") if sees else nullcontext():
+                RunSettings(task=task, model=model, recipe=RECIPE)
+        distances = MultiOffsetCopy(vocab_size=9, seq_len=8, offsets=(1, 3))  # its answers stand earlier
+        RunSettings(task=distances, model=model, recipe=RECIPE)
+        with pytest.raises(ConfigError, match="asks for the next token") if sees else nullcontext():
+            RunSettings(task=distances, model=model, recipe=RECIPE, further_tests=(("far", copy),))
+
+
+def test_a_warmup_that_was_not_over_is_told(tmp_path):
+    recipe = dataclasses.replace(RECIPE, steps=2, warmup_steps=3, evaluate_every=2)
+    settings = dataclasses.replace(SETTINGS, recipe=recipe)
+    (note,) = run(settings, tmp_path / "short").notes
+    assert note == "The warmup of 3 steps was not over after 2: the learning rate never reached 0.005."

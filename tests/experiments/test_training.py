@@ -77,7 +77,8 @@ def test_a_recipe_out_of_range_is_refused(numbers, message):
 
 
 def test_steps_are_those_of_a_plain_loop_of_torchs_pieces():
-    recipe = Recipe(steps=5, batch_size=6, learning_rate=0.1, warmup_steps=2, clip_norm=0.3, weight_decay=0.2)
+    sizes = {"steps": 5, "batch_size": 6, "warmup_steps": 2}
+    recipe = Recipe(learning_rate=0.1, clip_norm=0.3, weight_decay=0.2, betas=(0.7, 0.95), **sizes)
     training = make(recipe)
     records = [training.take_step() for _ in range(5)]
 
@@ -87,7 +88,7 @@ def test_steps_are_those_of_a_plain_loop_of_torchs_pieces():
         {"params": [plain.table.weight, plain.out.weight], "weight_decay": 0.2},
         {"params": [plain.out.bias], "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=0.1)
+    optimizer = torch.optim.AdamW(groups, lr=0.1, betas=(0.7, 0.95))
     for step in range(5):
         batch = TASK.draw(6, seed=step)
         for group in optimizer.param_groups:
@@ -210,7 +211,8 @@ def test_float16_scales_gradients_unscales_them_before_clipping_and_counts_overf
     assert first.finite and first.gradient_norm == pytest.approx(exact_norm, rel=0.01)
     before, scale = weights_of(training), training.scaler.get_scale()
     training.loss = lambda module, batch: (loss(module, batch)[0] * 1e38, batch.num_answers)
-    assert not training.take_step().finite
+    overflown = training.take_step()
+    assert not overflown.finite and not overflown.clipped and training.num_clipped == first.clipped
     assert training.num_bad == 1 and training.scaler.get_scale() == scale / 2
     assert same(weights_of(training), before)
 

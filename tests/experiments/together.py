@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from headwise.experiments.compare import Arm, Comparison, run_comparison
 from headwise.experiments.distributed import DistributedEngine, processes_of, run_distributed
 from headwise.experiments.engine import Job
 from headwise.experiments.models import transformer_for
@@ -26,6 +27,20 @@ SETTINGS = RunSettings(
 )
 DROPPED = dataclasses.replace(
     SETTINGS, model=transformer_for(TASK, embed_dim=12, num_heads=3, num_layers=2, dropout_p=0.3)
+)
+
+
+COMPARISON = Comparison(
+    name="together",
+    task=TASK,
+    arms=tuple(
+        Arm(name=f"{count} heads", model=transformer_for(TASK, embed_dim=12, num_heads=count)) for count in (1, 3)
+    ),
+    recipe=Recipe(steps=2, batch_size=4, warmup_steps=1, evaluate_every=2),
+    seeds=(0,),
+    learning_rates=(0.01, 0.02),
+    num_validation=3,
+    num_test=3,
 )
 
 
@@ -57,6 +72,8 @@ def main(folder):
             results[f"{kind}-straight"] = straight.without_measurements().to_dict()
             results[f"{kind}-again"] = again.without_measurements().to_dict()
         jobs = [Job(settings=SETTINGS, folder=folder / "ddp")]
+        compared = run_comparison(COMPARISON, folder.parent / "compared", engine=DistributedEngine())
+        results["compared"] = compared.to_dict()
         results["read"] = DistributedEngine().run_all(jobs)[0].to_dict()
     (folder.parent / f"results-{rank}.json").write_text(json.dumps(results))
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from headwise.config.vision import C3TRConfig, PatchEncoderConfig
 from headwise.experiments.answers import bucket_of
-from headwise.experiments.engine import Engine
 from headwise.experiments.image_classifier import ImageClassifierConfig
 from headwise.experiments.intervals import seed_values
 from headwise.experiments.predicted_peak import predicted_peaks
@@ -55,10 +54,11 @@ def arm_result(
         metric: that arms are compared by.
         rate: the learning rate of the runs.
         tried: validation loss of each learning rate; NaN = none was a number.
-        runs: one a seed.
+        runs: one a seed. One that was stopped has no metrics here, whatever its best state would get.
         device: that they were on, as their environment names it.
     """
-    metrics = _by_name([run.test for run in runs])
+    ended: list[Run | None] = [None if run.stopped else run for run in runs]
+    metrics = _by_name([run.test if run else {} for run in ended])
     seconds_to = sorted({accuracy for run in runs for accuracy in run.seconds_to})
     numbers = {one: seed_values([getattr(run, one) for run in runs]) for one in NUMBERS} | {
         f"seconds_to_{accuracy}": seed_values([run.seconds_to.get(accuracy) for run in runs]) for accuracy in seconds_to
@@ -80,9 +80,9 @@ def arm_result(
         seconds_per_step=statistics.median(run.seconds / max(1, run.steps) for run in runs),
         mean=metrics[metric].mean if metric in metrics else None,
         metrics=metrics,
-        by_length=_by_place([run.test_by_length for run in runs]),
+        by_length=_by_place([run.test_by_length if run else {} for run in ended]),
         length_counts=_length_counts(settings, [run.seed for run in runs]),
-        further=_by_place([run.further for run in runs]),
+        further=_by_place([run.further if run else {} for run in ended]),
         numbers={one: values for one, values in numbers.items() if values.known},
         no_prediction=predicted.reason,
     )
@@ -127,16 +127,29 @@ def setup_of(recipe: Recipe, settings: RunSettings, rates: Sequence[float]) -> d
     return {name: own[name] for name in kept} | {"recipe": shared["recipe"], "learning_rates": list(rates)}
 
 
-def environment_of(folder: Path, engine: Engine) -> dict[str, Any]:
-    """Return what the first run noted of its machine and versions, and how many runs there were at once."""
-    found: dict[str, Any] = {}
+def environments_of(folder: Path) -> list[dict[str, Any]]:
+    """Return what every run noted of its machine and versions as it began, and as it went on after a stop."""
+    found: list[dict[str, Any]] = []
     for place in sorted(folder.glob(f"arm-*/{RUN}")):
         try:
-            found = json.loads(place.read_text(encoding="utf-8"))["environment"]
-            break
+            known = json.loads(place.read_text(encoding="utf-8"))
+            found += [dict(one) for one in (known["environment"], *known.get("resumed", []))]
         except (OSError, ValueError, KeyError, TypeError):
             continue
-    return {**found, "runs_at_once": getattr(engine, "workers", 1)}
+    return found
+
+
+def environment_notes(environments: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return a note where runs were done in more than one environment, with what differs."""
+    names = dict.fromkeys(name for one in environments for name in one if name != "date")
+    values = {name: list(dict.fromkeys(str(one.get(name)) for one in environments)) for name in names}
+    differing = [f"{name} {' and '.join(each)}" for name, each in values.items() if len(each) > 1]
+    if not differing:
+        return ()
+    return (
+        f"Runs were done in more than one environment ({'; '.join(differing)}): times are not to be compared, and "
+        "other numbers may differ by rounding.",
+    )
 
 
 def comparison_notes(arms: Sequence[ArmResult], num_classes: int) -> tuple[str, ...]:

@@ -1,9 +1,8 @@
 """A controlled comparison: arms that differ in one thing, the same seeds, each with its own best learning rate."""
 
-import datetime as dt
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +10,15 @@ from typing import Any, Literal
 from headwise.config.checks import require_choice, require_instance, require_positive, require_text
 from headwise.errors import ConfigError, MissingExtraError
 from headwise.experiments.answers import bucket_of
-from headwise.experiments.arm_results import arm_result, comparison_notes, environment_of, setup_of, test_lengths
+from headwise.experiments.arm_results import (
+    NUMBERS,
+    arm_result,
+    comparison_notes,
+    environment_notes,
+    environments_of,
+    setup_of,
+    test_lengths,
+)
 from headwise.experiments.claim_tests import TEST, ClaimTest, decide_claims
 from headwise.experiments.classification import Classification
 from headwise.experiments.comparison_folder import keep_result, kept_result, open_folder
@@ -19,13 +26,15 @@ from headwise.experiments.engine import Engine, Job, LocalEngine
 from headwise.experiments.examples import TokenTask
 from headwise.experiments.intervals import paired_difference
 from headwise.experiments.linear_baseline import linear_baseline
+from headwise.experiments.processes import Processes
 from headwise.experiments.recipe import Recipe
 from headwise.experiments.results import ArmResult, ComparisonResult, LinearBaseline, PairedDifference, Published
-from headwise.experiments.run import ModelDescription, RunSettings
+from headwise.experiments.run import REACHED, ModelDescription, RunSettings
 from headwise.experiments.run_result import Run
 
 TUNING_SEED = 2**20  # of the runs that a learning rate is chosen on: none of a comparison's own
 LINEAR = "linear baseline"  # what is being done, as progress tells it
+QUANTITIES = (TEST, *NUMBERS, "predicted_peak_bytes", *(f"seconds_to_{accuracy}" for accuracy in REACHED))
 METRICS = ("loss", "accuracy", "exact", "whole", "macro_f1")
 
 Progress = Callable[[str, int, int], None]
@@ -75,8 +84,9 @@ class Comparison:
         published: figures of others, to stand beside.
 
     Raises:
-        ConfigError: there are too few arms, two share a name, two seeds are the same, the metric is none, or a claim is
-            about an arm, a bucket or a further test that is not there.
+        ConfigError: there are too few arms, two share a name, two seeds or learning rates are the same, the metric is
+            none of the task's, a claim is about an arm, a place or a quantity that is not there, or a run would refuse
+            its settings.
     """
 
     name: str
@@ -105,8 +115,13 @@ class Comparison:
             raise ConfigError(f"seeds must be different numbers, none of them {TUNING_SEED}; got {self.seeds!r}")
         for rate in self.learning_rates:
             require_positive("learning_rates", rate)
-        if self.metric not in METRICS:
-            raise ConfigError(f"metric must be one of {', '.join(METRICS)}; got {self.metric!r}")
+        if len({f"{rate:g}" for rate in self.learning_rates}) < len(self.learning_rates):
+            raise ConfigError(f"learning_rates must differ in their first six digits; got {self.learning_rates}")
+        metrics = METRICS if self.task.classifies else tuple(metric for metric in METRICS if metric != "macro_f1")
+        if self.metric not in metrics:
+            raise ConfigError(f"metric must be one of {', '.join(metrics)}; got {self.metric!r}")
+        for arm in self.arms:
+            self.settings(arm, self.seeds[0])  # what a run would refuse is refused before any is begun
         places = self._places()
         for claim in self.claims:
             for name, among in (
@@ -114,7 +129,8 @@ class Comparison:
                 (claim.other, names),
                 (claim.where, places),
                 (claim.minus or TEST, places),
-                (claim.metric or self.metric, METRICS),
+                (claim.metric or self.metric, metrics),
+                (claim.quantity, QUANTITIES),
             ):
                 if name not in among:
                     raise ConfigError(f"a claim must be about one of {', '.join(among)}; got {name!r}: {claim.text}")
@@ -162,11 +178,18 @@ def run_comparison(
 
     Raises:
         OutputError: the folder cannot be written, or holds something else.
-        ConfigError: no learning rate of an arm gave a finite loss.
+        ConfigError: with no learning rate an arm trained to its end with a finite loss.
     """
-    place = Path(folder)
     engine = LocalEngine() if engine is None else engine
-    open_folder(place, comparison.name, identity_of(comparison))
+    with engine.together() as processes:
+        return _run(comparison, Path(folder), engine, processes, progress if processes.is_first else None)
+
+
+def _run(
+    comparison: Comparison, place: Path, engine: Engine, processes: Processes, progress: Progress | None
+) -> ComparisonResult:
+    """Do a comparison in this process, of which the first one alone reads and writes the folder."""
+    processes.first(lambda: open_folder(place, comparison.name, identity_of(comparison)))
 
     def run_all(what: str, jobs: list[Job]) -> list[Run]:
         if progress is None or not jobs:
@@ -174,7 +197,7 @@ def run_comparison(
         progress(what, 0, len(jobs))
         return engine.run_all(jobs, done=lambda so_far, total: progress(what, so_far, total))
 
-    baseline, missing = _baseline(comparison, place, progress)
+    baseline, missing = processes.first(lambda: _baseline(comparison, place, progress))
     tried = _try_rates(comparison, place, run_all)
     chosen = {arm.name: _best_rate(tried[arm.name], arm.recipe or comparison.recipe) for arm in comparison.arms}
     jobs = [
@@ -186,7 +209,24 @@ def run_comparison(
         for seed in comparison.seeds
     ]
     runs = run_all("runs", jobs)
-    machine = environment_of(place, engine)
+    return processes.first(
+        lambda: _result(comparison, place, runs, chosen, tried, baseline, missing, getattr(engine, "workers", 1))
+    )
+
+
+def _result(
+    comparison: Comparison,
+    place: Path,
+    runs: Sequence[Run],
+    chosen: Mapping[str, float],
+    tried: Mapping[str, Mapping[float, float]],
+    baseline: LinearBaseline | None,
+    missing: tuple[str, ...],
+    at_once: int,
+) -> ComparisonResult:
+    """Return what came out of all runs, and keep it."""
+    environments = environments_of(place)
+    machine = {**(environments[0] if environments else {}), "runs_at_once": at_once}
     count = len(comparison.seeds)
     settings = [comparison.settings(arm, comparison.seeds[0]) for arm in comparison.arms]
     arms = tuple(
@@ -214,9 +254,9 @@ def run_comparison(
         test_lengths=test_lengths(settings[0]),
         setup=setup_of(comparison.recipe, settings[0], comparison.learning_rates),
         environment=machine,
-        when=dt.date.today().isoformat(),
+        when=max((str(one.get("date", ""))[:10] for one in environments), default=""),
         folder=str(place),
-        notes=(*comparison_notes(arms, comparison.task.num_classes), *missing),
+        notes=(*comparison_notes(arms, comparison.task.num_classes), *environment_notes(environments), *missing),
     )
     keep_result(place, comparison.name, identity_of(comparison), result)
     return result
@@ -273,7 +313,7 @@ def _differences(metric: str, arms: Sequence[ArmResult]) -> tuple[PairedDifferen
 def _try_rates(
     comparison: Comparison, place: Path, run_all: Callable[[str, list[Job]], list[Run]]
 ) -> dict[str, dict[float, float]]:
-    """Return the validation loss of each learning rate of each arm."""
+    """Return the validation loss of each learning rate of each arm; NaN where a run was stopped or had none."""
     pairs = [(number, arm, rate) for number, arm in enumerate(comparison.arms) for rate in comparison.learning_rates]
     jobs = [
         Job(settings=comparison.settings(arm, TUNING_SEED, rate), folder=place / f"arm-{number}-rate-{rate:g}")
@@ -283,11 +323,11 @@ def _try_rates(
     if not jobs:
         return tried
     for (_, arm, rate), run in zip(pairs, run_all("learning rates", jobs), strict=True):
-        losses = [record["validation_loss"] for record in run.curve]
+        losses = [] if run.stopped else [record["validation_loss"] for record in run.curve]
         tried[arm.name][rate] = min((loss for loss in losses if math.isfinite(loss)), default=math.nan)
     for name, losses_of in tried.items():
         if all(math.isnan(loss) for loss in losses_of.values()):
-            raise ConfigError(f"no learning rate of {name} gave a finite loss; try lower ones than {min(losses_of)}")
+            raise ConfigError(f"no learning rate of {name} trained to its end; try lower ones than {min(losses_of)}")
     return tried
 
 

@@ -64,6 +64,16 @@ class DistributedEngine:
     def __post_init__(self) -> None:
         require_choice("sharding", self.sharding, ("ddp", "fsdp"))
 
+    @contextmanager
+    def together(self) -> Iterator[Processes]:
+        """Open the group of all processes for a whole comparison, whose folder the first one alone reads and writes.
+
+        Raises:
+            ConfigError: this process was not started by torchrun.
+        """
+        with processes_of(self.sharding, self.device) as (processes, _):
+            yield processes
+
     def run_all(self, jobs: Sequence[Job], *, done: Done | None = None) -> list[Run]:
         """Do every job and return the results in the order of the jobs; `done` is called in the first process."""
         results: list[Run] = []

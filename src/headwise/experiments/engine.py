@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.synchronize import Event as EventType
@@ -12,6 +13,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from headwise.config.checks import require_size
+from headwise.experiments.processes import Processes
 from headwise.experiments.run import RunSettings, run
 from headwise.experiments.run_result import Run
 
@@ -31,6 +33,9 @@ Done = Callable[[int, int], None]
 @runtime_checkable
 class Engine(Protocol):
     """A place that does runs."""
+
+    def together(self) -> AbstractContextManager[Processes]:
+        """Open for a whole comparison, and say which of the processes that are in it together this one is."""
 
     def run_all(self, jobs: Sequence[Job], *, done: Done | None = None) -> list[Run]:
         """Do every job and return the results in the order of the jobs."""
@@ -55,6 +60,10 @@ class LocalEngine:
     def __post_init__(self) -> None:
         require_size("workers", self.workers)
         require_size("threads", self.threads)
+
+    def together(self) -> AbstractContextManager[Processes]:
+        """Say that one process, this one, does the comparison, whatever others it starts."""
+        return nullcontext(Processes())
 
     def run_all(self, jobs: Sequence[Job], *, done: Done | None = None) -> list[Run]:
         """Do every job and return the results in the order of the jobs; the first error ends all."""

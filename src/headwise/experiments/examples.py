@@ -84,6 +84,11 @@ class TokenTask(ABC):
         return self.num_classes != self.vocab_size
 
     @property
+    def asks_ahead(self) -> bool:
+        """Return whether answers stand later in the text itself, where a model that reads later tokens sees them."""
+        return False
+
+    @property
     def data_version(self) -> str | None:
         """Return what tells the data of a corpus from any other; None where the task's numbers and a seed decide."""
         return None

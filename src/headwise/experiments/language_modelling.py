@@ -79,6 +79,11 @@ class LanguageModelling(TokenTask):
         return False
 
     @property
+    def asks_ahead(self) -> bool:
+        """Return that answers are the next tokens of a text."""
+        return True
+
+    @property
     def data_version(self) -> str:
         """Return what tells the corpus's texts and splits from any others."""
         return version_of(find_corpus(self.corpus))

@@ -70,7 +70,7 @@ def transformer_for(
     whole_mask = Causal() if mask is None else read_mask(mask)(longest) if isinstance(mask, str) else mask
     inside: dict[str, Rotary | ALiBi | T5Bias] = {"rotary": Rotary(), "alibi": ALiBi()}
     if position == "t5":
-        inside["t5"] = T5Bias(max_distance=max(32, longest // 4), is_bidirectional=_reads_later(whole_mask, longest))
+        inside["t5"] = T5Bias(max_distance=max(32, longest // 4), is_bidirectional=reads_later(whole_mask, longest))
     attention = AttentionConfig(
         embed_dim=embed_dim,
         num_heads=num_heads,
@@ -102,8 +102,8 @@ def transformer_for(
     )
 
 
-def _reads_later(mask: Mask, seq_len: int) -> bool:
-    """Tell whether a token may read a later one."""
+def reads_later(mask: Mask, seq_len: int) -> bool:
+    """Tell whether a token of a text may read a later one."""
     return (mask & Causal()).count_pairs(seq_len, seq_len) < mask.count_pairs(seq_len, seq_len)
 
 

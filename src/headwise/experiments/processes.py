@@ -1,7 +1,7 @@
 """Several processes that train one module: what each is told by the first, and how the module is spread over them."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.config.checks import require_choice, require_size
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, HeadwiseError
 
 T = TypeVar("T")
 Sharding = Literal["ddp", "fsdp"]
@@ -50,6 +50,26 @@ class Processes:
         torch.distributed.broadcast_object_list(box, src=0)
         shared: T = box[0]
         return shared
+
+    def first(self, do: Callable[[], T]) -> T:
+        """Let the first process alone do something, and return in every process what it returned.
+
+        Raises:
+            HeadwiseError: in every process, what was raised in the first one.
+        """
+        if self.world_size == 1:
+            return do()
+        found: list[T] = []
+        error: HeadwiseError | None = None
+        if self.is_first:
+            try:
+                found.append(do())
+            except HeadwiseError as raised:
+                error = raised
+        found, error = self.share((found, error))
+        if error is not None:
+            raise error
+        return found[0]
 
     @contextmanager
     def quietly(self) -> Iterator[None]:

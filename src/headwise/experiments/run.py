@@ -6,24 +6,22 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
-from headwise.config.checks import require_choice, require_instance, require_size, require_text
-from headwise.errors import ConfigError, TrainingError
+from headwise.errors import TrainingError
 from headwise.experiments.asking import ModelDescription, evaluate, loss_of, make_model, scores_of
 from headwise.experiments.budget import with_steps
-from headwise.experiments.examples import TokenTask
 from headwise.experiments.final_tests import Tests, take_tests
-from headwise.experiments.lengthen import Lengthen
 from headwise.experiments.machine import device_for, environment, rng_devices
 from headwise.experiments.processes import Processes
 from headwise.experiments.recipe import Recipe
 from headwise.experiments.run_folder import RunFolder
 from headwise.experiments.run_result import Run
+from headwise.experiments.run_settings import RunSettings
 from headwise.experiments.training import StepRecord, Training
 
 __all__ = ["ModelDescription", "RunSettings", "data_seed", "evaluate", "loss_of", "make_model", "run", "scores_of"]
@@ -33,57 +31,6 @@ ALONE = Processes()
 
 Progress = Callable[[int, int], None]
 """Called with the steps that are done and how many there are."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSettings:
-    """All that a run's numbers depend on.
-
-    Args:
-        task: what is learned; its vocabulary and answers must fit the model.
-        model: what learns it: ours, or a recurrent rival. It puts out `num_answers * num_classes` numbers a token.
-        recipe: how.
-        seed: of the weights, the dropout and the data; arms with one seed see the same batches in the same order.
-        num_validation, num_test: texts that the best state is chosen on, and that it is tested on once.
-        test_task: what it is tested on, where that is another task: longer texts, say. Default: the same.
-        buckets: bounds of lengths that tests are told apart by.
-        further_tests: other tasks that the best state is tested on once, each with a name of its own.
-        lengthen: how a learned position table is made longer for tests with longer texts: "clamp" or "interpolate".
-            Default: such tests are not taken.
-
-    Raises:
-        ConfigError: a number is out of range; two further tests share a name, or one is called "test".
-    """
-
-    task: TokenTask
-    model: ModelDescription
-    recipe: Recipe
-    seed: int = 0
-    num_validation: int = 256
-    num_test: int = 512
-    test_task: TokenTask | None = None
-    buckets: tuple[int, ...] = ()
-    further_tests: tuple[tuple[str, TokenTask], ...] = ()
-    lengthen: Lengthen | None = None
-
-    def __post_init__(self) -> None:
-        require_instance("task", self.task, TokenTask)
-        require_instance("recipe", self.recipe, Recipe)
-        require_size("seed", self.seed, minimum=0)
-        require_size("num_validation", self.num_validation)
-        require_size("num_test", self.num_test)
-        names = ["test", *(name for name, _ in self.further_tests)]
-        for name, task in self.further_tests:
-            require_text("the name of a further test", name)
-            require_instance(f"further test {name!r}", task, TokenTask)
-        if len(set(names)) < len(names):
-            raise ConfigError(f'further tests must have names of their own, none "test"; got {", ".join(names[1:])}')
-        if self.lengthen is not None:
-            require_choice("lengthen", self.lengthen, ("clamp", "interpolate"))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return them as JSON can hold them, with the kinds of task and model."""
-        return {field.name: _described(getattr(self, field.name)) for field in fields(self)}
 
 
 def run(
@@ -210,6 +157,11 @@ def _train(
         looks.notes = (
             f"The budget of {recipe.budget_seconds:g} s was spent after step {training.step}: not to be repeated.",
         )
+    if training.step < recipe.warmup_steps:
+        looks.notes += (
+            f"The warmup of {recipe.warmup_steps} steps was not over after {training.step}: the learning rate never "
+            f"reached {recipe.learning_rate:g}.",
+        )
     sample = task.draw(settings.num_validation, seed=data_seed("train sample", settings.seed), split="train")
     looks.train_loss_end = _finite(evaluate(training.module, sample, task)["loss"])
     return looks
@@ -309,18 +261,3 @@ def data_seed(split: str, seed: int, step: int = 0) -> int:
     """Return the seed that a batch is drawn with: another one for every split, run seed and step."""
     digest = hashlib.sha256(f"{split}/{seed}/{step}".encode()).digest()
     return int.from_bytes(digest[:7], "big")  # 56 bits: torch takes 64 with a sign
-
-
-def _described(value: Any) -> Any:
-    """Return a value as JSON can hold it; of a dataclass its kind, too, at any depth: all that some masks differ in.
-
-    Of a task on a corpus also which texts these are: a run on others is another run, whatever its numbers.
-    """
-    if is_dataclass(value):
-        own = {field.name: _described(getattr(value, field.name)) for field in fields(value)}
-        if isinstance(value, TokenTask) and value.data_version is not None:
-            own["data"] = value.data_version
-        return {type(value).__name__: own}
-    if isinstance(value, list | tuple):
-        return [_described(each) for each in value]
-    return {str(key): _described(each) for key, each in value.items()} if isinstance(value, dict) else value

@@ -60,7 +60,8 @@ class AssociativeRecall(TokenTask):
 
     `k1 v1 ... kn vn`, then places in pairs: at the first of n of these pairs, drawn without replacement with chances
     proportional to `power * i^(power - 1)` of the pair's number i from 1, stands a key; all other places hold random
-    tokens. Keys are from the lower half of the vocabulary without its first token, values from the upper half.
+    tokens but the first. Keys are from the lower half of the vocabulary without its first token, values from the upper
+    half; in a text each key and each value is another one.
 
     Args:
         num_pairs: keys n, each another one.
@@ -68,7 +69,8 @@ class AssociativeRecall(TokenTask):
         vocab_size: tokens; more than twice the keys.
         power: below 1 most keys come again soon, 1 = anywhere alike.
 
-    Source: Arora et al. 2023, "Zoology", section 3 and appendix A; there fillers depend on no seed.
+    Source: Arora et al. 2023, "Zoology", section 3 and appendix A; there fillers are of all tokens, and
+    depend on no seed.
     """
 
     num_pairs: int = 8
@@ -94,7 +96,7 @@ class AssociativeRecall(TokenTask):
         generator = generator_of(seed)
         half, pairs = self.vocab_size // 2, self.num_pairs
         keys = 1 + draw_distinct(num_examples, pairs, half - 1, generator)
-        values = draw_ids((num_examples, pairs), half, self.vocab_size, generator)
+        values = half + draw_distinct(num_examples, pairs, self.vocab_size - half, generator)
         ids = draw_ids((num_examples, self.seq_len), 1, self.vocab_size, generator)
         ids[:, 0 : 2 * pairs : 2] = keys
         ids[:, 1 : 2 * pairs : 2] = values
@@ -170,6 +172,11 @@ class Induction(TokenTask):
         """Return the length of every text."""
         return 2 * self.num_tokens + 1
 
+    @property
+    def asks_ahead(self) -> bool:
+        """Return that answers are the next tokens of a text."""
+        return True
+
     def draw(self, num_examples: int, *, seed: int, split: Split = "train") -> Examples:
         """Return examples."""
         copy = draw_ids((num_examples, self.num_tokens), NUM_MARKS, self.vocab_size, generator_of(seed))
@@ -208,6 +215,11 @@ class Transduction(TokenTask):
     def max_len(self) -> int:
         """Return the length of the longest text: twice x, a separator, and the end."""
         return 2 * self.max_tokens + 2
+
+    @property
+    def asks_ahead(self) -> bool:
+        """Return that answers are the next tokens of a text."""
+        return True
 
     def draw(self, num_examples: int, *, seed: int, split: Split = "train") -> Examples:
         """Return examples; shorter texts are padded on the right."""

@@ -57,8 +57,8 @@ def questions() -> dict[str, str]:
 def quick(parts: Sequence[Comparison]) -> tuple[Comparison, ...]:
     """Return the parts with three seeds, one learning rate, the recipe's own, and so few steps that they take minutes.
 
-    All parts are shortened alike: to a third of their steps, and built-in ones further, until they take two and a half
-    minutes on two cores. Three seeds decide nothing; the result says so.
+    All parts are shortened alike: to a third of their steps, or of the budget in their place, and built-in ones
+    further, until they take two and a half minutes on two cores. Three seeds decide nothing; the result says so.
     """
     fewer = [replace(part, seeds=part.seeds[:QUICK_SEEDS], learning_rates=()) for part in parts]
     seconds = core_seconds(fewer)
@@ -80,6 +80,9 @@ def _shorter(recipe: Recipe, share: float) -> Recipe:
     return replace(
         recipe,
         steps=steps,
+        budget_tokens=None if recipe.budget_tokens is None else max(1, int(recipe.budget_tokens * share)),
+        budget_flops=None if recipe.budget_flops is None else recipe.budget_flops * share,
+        budget_seconds=None if recipe.budget_seconds is None else recipe.budget_seconds * share,
         warmup_steps=min(recipe.warmup_steps, max(int(recipe.warmup_steps > 0), int(recipe.warmup_steps * share))),
         evaluate_every=max(1, min(steps, int(recipe.evaluate_every * share))),
     )

@@ -28,7 +28,7 @@ STEP_SECONDS = {
     "scale": 0.022,
     "stability": 0.055,
 }
-"""Seconds of one core of a step of each part, the mean of its arms, two runs at once: measured 2026-11-30, without the looks between."""
+"""Seconds of one core of a step of each part, the mean of its arms: measured with two runs at once, without looks."""
 
 LOOKS = 1.15  # times the steps: looks at the validation set, tests, and starts of processes
 
