@@ -168,9 +168,8 @@ def test_a_run_that_was_stopped_counts_for_nothing_however_good_it_once_was(tmp_
     run_of_wild = result.arms[1].runs[0]
     assert run_of_wild.stopped and math.isfinite(run_of_wild.test["loss"])
     assert result.arms[1].mean is None and result.differences == () and result.arms[1].by_length == {}
-    tried = run_comparison(
-        dataclasses.replace(comparison, arms=COMPARISON.arms, learning_rates=(0.5, 1e-9)), tmp_path / "r"
-    )
+    of_rates = dataclasses.replace(comparison, arms=COMPARISON.arms, learning_rates=(0.5, 1e-9))
+    tried = run_comparison(of_rates, tmp_path / "rates")
     for arm in tried.arms:
         assert arm.rates_tried["0.5"] is None and arm.learning_rate == 1e-9
 

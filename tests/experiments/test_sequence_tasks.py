@@ -63,9 +63,8 @@ def test_every_key_is_asked_once_for_the_value_that_followed_it():
     for row in range(29):
         ids = examples.ids[row].tolist()
         value_of = dict(zip(ids[0:10:2], ids[1:10:2], strict=True))
-        assert len(value_of) == len(set(value_of.values())) == 5 and all(
-            0 < key < 11 <= value for key, value in value_of.items()
-        )
+        assert len(value_of) == len(set(value_of.values())) == 5
+        assert all(0 < key < 11 <= value for key, value in value_of.items())
         questions = asked(examples, row)
         assert sorted(ids[place] for place, _ in questions) == sorted(value_of)
         for place, answer in questions:

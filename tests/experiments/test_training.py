@@ -59,6 +59,18 @@ def test_the_rate_rises_in_a_line_and_falls_as_the_schedule_says():
     assert [constant.rate_at(step) for step in (0, 10)] == [0.2, 0.2]
 
 
+def test_the_rate_is_that_of_torchs_schedulers_one_after_the_other():
+    recipe = Recipe(steps=17, learning_rate=0.2, warmup_steps=5, final_share=0.1)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.2)
+    rises = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=1 / 5, total_iters=4)
+    falls = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=12, eta_min=0.02)
+    both = torch.optim.lr_scheduler.SequentialLR(optimizer, [rises, falls], milestones=[5])
+    for step in range(17):
+        assert recipe.rate_at(step) == pytest.approx(both.get_last_lr()[0], rel=1e-12), step
+        optimizer.step()
+        both.step()
+
+
 @pytest.mark.parametrize(
     ("numbers", "message"),
     [

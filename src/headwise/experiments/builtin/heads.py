@@ -53,7 +53,7 @@ def _recall() -> Comparison:
         question="Do more heads find the value of a key better?",
         task=task,
         arms=_arms(task, num_layers=2, deeper=4),
-        recipe=Recipe(steps=1200, batch_size=32, learning_rate=3e-3, warmup_steps=60, evaluate_every=100),
+        recipe=Recipe(steps=2000, batch_size=32, learning_rate=1e-3, warmup_steps=100, evaluate_every=200),
         metric="accuracy",
         claims=_claims(),
         published=(VASWANI_HEADS, BHOJANAPALLI_HEADS),
