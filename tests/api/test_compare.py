@@ -14,6 +14,7 @@ from headwise.api.compare_results import Compared
 from headwise.errors import DataError, HeadwiseError
 from headwise.experiments.classification import Classification
 from headwise.experiments.compare import Arm, Comparison
+from headwise.experiments.language_modelling import LanguageModelling
 from headwise.experiments.models import recurrent_for, transformer_for
 from headwise.experiments.recipe import Recipe
 from headwise.experiments.sequence_tasks import MultiOffsetCopy
@@ -32,6 +33,14 @@ TINY = Comparison(
     seeds=(5,),
     num_validation=3,
     num_test=5,
+)
+
+
+REVIEWS = Classification(corpus="movies")  # of two classes, as tweets are
+OF_TEXTS = dataclasses.replace(
+    TINY,
+    task=REVIEWS,
+    arms=tuple(Arm(name=str(count), model=transformer_for(REVIEWS, embed_dim=8, num_heads=count)) for count in (1, 2)),
 )
 
 
@@ -155,11 +164,11 @@ def test_a_corpus_that_is_missing_is_told_before_anything_is_made(name, message,
 
 def test_a_corpus_of_a_further_test_is_looked_for_too(tmp_path, monkeypatch):
     monkeypatch.setenv("HEADWISE_DATA", str(tmp_path / "no-corpora"))
-    tests = (("others", Classification(corpus="movies")), ("news", Classification(corpus="bbc")))
-    with pytest.raises(DataError, match=r"headwise data movies bbc$"):
-        headwise.compare(dataclasses.replace(TINY, further_tests=tests), folder=tmp_path / "runs")
+    tests = (("others", Classification(corpus="tweets")),)
+    with pytest.raises(DataError, match=r"headwise data movies tweets$"):
+        headwise.compare(dataclasses.replace(OF_TEXTS, further_tests=tests), folder=tmp_path / "runs")
     with pytest.raises(DataError, match=r"headwise data movies$"):
-        headwise.compare(dataclasses.replace(TINY, test_task=tests[0][1]), folder=tmp_path / "runs")
+        headwise.compare(dataclasses.replace(OF_TEXTS, test_task=OF_TEXTS.task), folder=tmp_path / "runs")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -172,7 +181,23 @@ def test_what_else_is_wrong_with_a_corpus_is_told_as_it_is(tmp_path, monkeypatch
         headwise.compare(TINY, folder=tmp_path / "runs")
     monkeypatch.setattr(Classification, "draw", draw)
     monkeypatch.setattr(verb, "read_cached", lambda corpus: b"it is there")
-    tests = tuple((name, Classification(corpus=name)) for name in ("bbc", "r8"))
-    monkeypatch.setattr(MultiOffsetCopy, "draw", lambda *_, **__: None)
     with pytest.raises(DataError, match=r"^the texts of tomorrow"):
-        headwise.compare(dataclasses.replace(TINY, further_tests=tests), folder=tmp_path / "runs")
+        headwise.compare(OF_TEXTS, folder=tmp_path / "runs")
+
+
+def test_each_task_is_asked_for_the_splits_that_are_drawn_of_it(tmp_path, monkeypatch):
+    """A test task whose validation split is too short is no hindrance; a training task's test split is, if it is asked."""
+    monkeypatch.setattr(
+        LanguageModelling, "draw", lambda task, count, *, seed, split="train": drawn.append((task.seq_len, split))
+    )
+    drawn = []
+    tasks = [LanguageModelling(seq_len=size, vocab_size=257) for size in (7, 5, 3)]
+    arms = tuple(
+        Arm(name=str(count), model=transformer_for(tasks[0], embed_dim=8, num_heads=count)) for count in (1, 2)
+    )
+    one = dataclasses.replace(TINY, task=tasks[0], arms=arms, further_tests=(("far", tasks[2]),))
+    for test_task, size in ((None, 7), (tasks[1], 5)):
+        drawn.clear()
+        monkeypatch.setattr(verb, "run_comparison", lambda *_, **__: None)
+        headwise.compare(dataclasses.replace(one, test_task=test_task), folder=tmp_path / str(size))
+        assert drawn == [(7, "train"), (7, "validation"), (size, "test"), (3, "test")]

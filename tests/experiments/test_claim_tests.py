@@ -25,7 +25,6 @@ def arm(name, accuracy, *, long=None, speed=(7.0, 7.1, 6.9, 7.2, 7.0), loss=(1.0
         runs=(RUN,) * len(accuracy),
         num_parameters=1,
         forward_flops=1,
-        seconds_per_step=1.0,
         mean=None,
         metrics={"accuracy": seed_values(accuracy), "loss": seed_values(loss)},
         by_length={} if long is None else {">20": {"accuracy": seed_values(long)}},

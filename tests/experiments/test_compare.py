@@ -52,7 +52,6 @@ def without_times(result):
         arms=tuple(
             dataclasses.replace(
                 arm,
-                seconds_per_step=0.0,
                 runs=tuple(one.without_measurements() for one in arm.runs),
                 numbers={name: value for name, value in arm.numbers.items() if not name.startswith(MEASURED)},
             )
@@ -168,6 +167,10 @@ def test_a_run_that_was_stopped_counts_for_nothing_however_good_it_once_was(tmp_
     run_of_wild = result.arms[1].runs[0]
     assert run_of_wild.stopped and math.isfinite(run_of_wild.test["loss"])
     assert result.arms[1].mean is None and result.differences == () and result.arms[1].by_length == {}
+    assert {"peak_bytes", "clipped_share"} <= set(result.arms[1].numbers)
+    assert not {"steps_per_second", "validation_loss_best", "seconds", "gap"} & set(result.arms[1].numbers)
+    assert any("count for nothing (seed 0: the loss went" in note for note in result.notes)
+    assert not any("no finite metric" in note for note in result.notes)
     of_rates = dataclasses.replace(comparison, arms=COMPARISON.arms, learning_rates=(0.5, 1e-9))
     tried = run_comparison(of_rates, tmp_path / "rates")
     for arm in tried.arms:

@@ -22,7 +22,7 @@ from headwise.experiments.distributed import DistributedEngine, run_distributed
 from headwise.experiments.engine import Engine
 from headwise.experiments.processes import Processes
 from headwise.experiments.run import run
-from headwise.experiments.run_folder import BEST, METRICS
+from headwise.experiments.run_folder import BEST, METRICS, STATE
 
 SCRIPT = Path(__file__).with_name("together.py")
 DOCS = Path(__file__).parents[2] / "docs" / "training.md"
@@ -129,6 +129,13 @@ def test_what_cannot_be_spread_is_refused(tmp_path, monkeypatch):
         sharded.spread(nn.GRU(3, 3))
     with pytest.raises(ConfigError, match='got "amp-fp16", for which ddp serves'):
         sharded.spread(nn.GRU(3, 3), "amp-fp16")
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_each_process_draws_dropout_of_its_own(together, kind):
+    """As it is kept in the last state: else both would drop the same places of their shares."""
+    state = load_file(together[0] / "rank-0" / f"{kind}-straight" / STATE)
+    assert not torch.equal(state["rng.cpu.0"], state["rng.cpu.1"])
 
 
 def test_processes_do_a_comparison_together_in_one_folder(together):

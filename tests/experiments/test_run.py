@@ -10,23 +10,26 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.nn.functional import cross_entropy
 
 import headwise
 from headwise.config.model import ModelConfig
 from headwise.errors import ConfigError, OutputError
+from headwise.experiments import run as run_module
 from headwise.experiments.examples import Examples, TokenTask
 from headwise.experiments.language_modelling import LanguageModelling
 from headwise.experiments.models import transformer_for
 from headwise.experiments.recipe import Recipe
 from headwise.experiments.recurrent import RecurrentConfig
-from headwise.experiments.run import RunSettings, data_seed, evaluate, make_model, run
+from headwise.experiments.run import RunSettings, data_seed, evaluate, make_model, run, scores_of
 from headwise.experiments.run_folder import EVENTS, METRICS, RUN, STATE, RunFolder
 from headwise.experiments.run_result import Run
-from headwise.experiments.sequence_tasks import Induction, MultiOffsetCopy, Transduction
+from headwise.experiments.sequence_tasks import AssociativeRecall, Induction, MultiOffsetCopy, Transduction
 
 RECIPE = Recipe(steps=11, batch_size=6, learning_rate=5e-3, warmup_steps=3, evaluate_every=4)
 
@@ -334,15 +337,20 @@ def test_a_result_with_numbers_that_are_none_is_read_as_it_was_written(tmp_path)
 def test_a_mask_that_sees_the_answers_is_refused():
     """Where answers are the next tokens a mask that reads later ones gives them away, whichever test it is in."""
     copy = Transduction(max_tokens=3, vocab_size=9)
+    ahead = (copy, Induction(num_tokens=3, vocab_size=9), LanguageModelling(seq_len=8, vocab_size=257))
+    recall = AssociativeRecall(num_pairs=2, seq_len=8, vocab_size=9)  # its answers stand earlier, behind their keys
     for mask, sees in (("causal", False), ("window:2", False), ("full", True), ("longformer:2:1", True)):
-        model = transformer_for(copy, embed_dim=8, num_heads=2, mask=mask)
-        for task in (copy, Induction(num_tokens=3, vocab_size=9), LanguageModelling(seq_len=8, vocab_size=257)):
+
+        def settings(task, mask=mask, **more):
+            model = transformer_for(task, embed_dim=8, num_heads=2, mask=mask)
+            return RunSettings(task=task, model=model, recipe=RECIPE, **more)
+
+        for task in ahead:
             with pytest.raises(ConfigError, match="asks for the next token") if sees else nullcontext():
-                RunSettings(task=task, model=model, recipe=RECIPE)
-        distances = MultiOffsetCopy(vocab_size=9, seq_len=8, offsets=(1, 3))  # its answers stand earlier
-        RunSettings(task=distances, model=model, recipe=RECIPE)
+                settings(task)
+        settings(recall)
         with pytest.raises(ConfigError, match="asks for the next token") if sees else nullcontext():
-            RunSettings(task=distances, model=model, recipe=RECIPE, further_tests=(("far", copy),))
+            settings(recall, further_tests=(("far", copy),))
 
 
 def test_a_warmup_that_was_not_over_is_told(tmp_path):
@@ -350,3 +358,71 @@ def test_a_warmup_that_was_not_over_is_told(tmp_path):
     settings = dataclasses.replace(SETTINGS, recipe=recipe)
     (note,) = run(settings, tmp_path / "short").notes
     assert note == "The warmup of 3 steps was not over after 2: the learning rate never reached 0.005."
+
+
+def test_no_text_of_a_run_is_drawn_for_two_purposes(tmp_path, monkeypatch):
+    """Steps, validation, the sample for the gap and tests have seeds of their own: nothing chosen on is tested on."""
+    drawn = []
+    draw = MultiOffsetCopy.draw
+
+    def watched(self, num_examples, *, seed, split="train"):
+        drawn.append((seed, split))
+        return draw(self, num_examples, seed=seed, split=split)
+
+    monkeypatch.setattr(MultiOffsetCopy, "draw", watched)
+    run(SETTINGS, tmp_path / "run")
+    steps = [data_seed("train", SETTINGS.seed, step) for step in range(SETTINGS.recipe.steps)]
+    purposes = {"validation": "validation", "train sample": "train", "test": "test"}
+    others = [(data_seed(name, SETTINGS.seed), split) for name, split in purposes.items()]
+    assert set(drawn) == {*((seed, "train") for seed in steps), *others}
+    assert len({seed for seed, _ in drawn}) == len(steps) + 3
+
+
+def test_a_recipes_smoothing_and_way_of_attention_reach_the_training(tmp_path):
+    """Smoothing raises the loss of the very first steps; kept scores take more memory than fused attention."""
+    task = MultiOffsetCopy(vocab_size=5, seq_len=64, offsets=(1, 3))
+    plain = dataclasses.replace(
+        SETTINGS,
+        task=task,
+        model=transformer_for(task, embed_dim=16, num_heads=8),
+        recipe=dataclasses.replace(RECIPE, steps=1, warmup_steps=0, evaluate_every=1, impl="sdpa"),
+    )
+    found = {}
+    for name, change in (("plain", {}), ("smooth", {"label_smoothing": 0.3}), ("kept", {"impl": "reference"})):
+        recipe = dataclasses.replace(plain.recipe, **change)
+        found[name] = run(dataclasses.replace(plain, recipe=recipe), tmp_path / name)
+    torch.manual_seed(plain.seed)
+    batch = task.draw(RECIPE.batch_size, seed=data_seed("train", plain.seed, 0))
+    scores = scores_of(make_model(plain.model), batch, task)
+    for name, smoothing in (("plain", 0.0), ("smooth", 0.3)):
+        expected = cross_entropy(scores.flatten(0, -2), batch.targets.flatten(), label_smoothing=smoothing)
+        # float32 sums of a few hundred terms
+        assert found[name].curve[0]["train_loss"] == pytest.approx(expected.item(), rel=1e-5)
+    assert found["smooth"].curve[0]["train_loss"] != pytest.approx(found["plain"].curve[0]["train_loss"], rel=1e-4)
+    assert found["kept"].peak_bytes > found["plain"].peak_bytes
+
+
+def test_seconds_are_those_of_training_without_looks(tmp_path, monkeypatch):
+    """By a clock that moves as it is read: as a stretch of steps begins and as it ends, of which there are three."""
+    ticks = iter(range(10**6))
+    monkeypatch.setattr(run_module, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
+    monkeypatch.setattr(run_module, "evaluate", lambda *arguments: [next(ticks), evaluate(*arguments)][1])
+    found = run(SETTINGS, tmp_path / "run")
+    assert len(found.curve) == found.seconds == 3
+    assert found.steps_per_second == 11 / 3
+
+
+def test_a_model_that_does_not_fit_a_task_is_refused():
+    task = MultiOffsetCopy(vocab_size=9, seq_len=8, offsets=(1, 3))
+    fits = transformer_for(task, embed_dim=8, num_heads=2)
+    RunSettings(task=task, model=fits, recipe=RECIPE)
+    for other in (dataclasses.replace(task, vocab_size=10), dataclasses.replace(task, offsets=(1,))):
+        with pytest.raises(ConfigError, match="a model of MultiOffsetCopy must know"):
+            RunSettings(task=other, model=fits, recipe=RECIPE)
+    gru = RecurrentConfig(cell="gru", vocab_size=9, embed_dim=7, num_outputs=17)
+    with pytest.raises(ConfigError, match="must know 9 tokens and put out 18 numbers for each; got 9 and 17"):
+        RunSettings(task=task, model=gru, recipe=RECIPE)
+    rotary = transformer_for(task, embed_dim=8, num_heads=2, position="rotary")
+    RunSettings(task=task, model=fits, recipe=RECIPE, lengthen="clamp")
+    with pytest.raises(ConfigError, match="lengthen is for models with a learned position table"):
+        RunSettings(task=task, model=rotary, recipe=RECIPE, lengthen="clamp")

@@ -71,6 +71,18 @@ def test_every_key_is_asked_once_for_the_value_that_followed_it():
             assert place >= 10 and place % 2 == 0 and answer == value_of[ids[place]]
 
 
+def test_keys_and_values_stand_in_no_order():
+    """Of two neighbours the first is as often the larger one: a half of 8,000 pairs, within four deviations of 0.0056.
+
+    A model could tell a key's place from its rank else, and need not look it up.
+    """
+    ids = AssociativeRecall(num_pairs=3, seq_len=12, vocab_size=23).draw(4000, seed=2).ids
+    for first in (0, 1):
+        drawn = ids[:, first:6:2]
+        falls = (drawn[:, :-1] > drawn[:, 1:]).float().mean()
+        assert abs(falls - 0.5) < 4 * 0.0056
+
+
 def test_a_low_power_asks_soon_and_a_power_of_one_anywhere():
     """With one key and n places, place i has the chance of its weight: i^(power - 1) over the sum of all."""
     places = {}

@@ -70,7 +70,6 @@ def make_arm(name, level, wobbles=WOBBLE, *, metric="accuracy", speed=20.0, miss
         runs=runs,
         num_parameters=60_448,
         forward_flops=3_870_720,
-        seconds_per_step=1 / speed,
         mean=metrics[metric].mean,
         metrics=metrics,
         by_length=by_place([run.test_by_length for run in runs]),

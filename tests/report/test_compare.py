@@ -130,7 +130,9 @@ def test_numbers_are_written_with_their_units(name, value, words):
 def test_differences_and_ratios_are_written_as_what_they_are():
     difference = paired_difference((0.5, 0.75), (0.25, 0.5), metric="accuracy", arm="a", other="b")
     assert mean_difference(difference) == "+0.250" and interval_words(difference) == "[+0.250, +0.250]"
-    assert difference_words(difference, "2x") == "accuracy on 2x: a less b +0.250 [+0.250, +0.250], 2 seeds"
+    assert difference_words(difference, "2x") == "accuracy on 2x: a less b +0.250 in every seed alike, 2 seeds"
+    spread = paired_difference((0.5, 0.5), (0.25, 0.375), metric="accuracy", arm="a", other="b")
+    assert difference_words(spread).startswith("accuracy: a less b +0.188 [-0.607, +0.982]")
     ratio = paired_ratio((1.0,), (2.0,), metric="steps_per_second", arm="a", other="b")
     assert difference_words(ratio) == "steps a second: a by b 0.500 ×, 1 seed"
     for value, words in (

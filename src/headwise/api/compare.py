@@ -18,6 +18,7 @@ from headwise.experiments.comparison_folder import open_folder
 from headwise.experiments.corpora.cache import read_cached
 from headwise.experiments.corpora.catalogue import CORPORA
 from headwise.experiments.engine import LocalEngine
+from headwise.experiments.examples import Split, TokenTask
 from headwise.experiments.parts_folder import Parts, open_parts, part_folders, read_results
 from headwise.files import check_writable
 
@@ -192,21 +193,19 @@ def _run(
 
 
 def _require_corpora(comparisons: Sequence[Comparison]) -> None:
-    """Draw an example of every task, so that what is missing is told before anything is run.
+    """Draw an example of every split that is to be drawn from, so that what is missing is told before anything is run.
 
     Raises:
         DataError: corpora are not on this machine; all of them are named.
     """
     missing: dict[str, DataError] = {}
-    tasks = [
-        task
-        for one in comparisons
-        for task in (one.task, one.test_task, *(further for _, further in one.further_tests))
-        if task is not None
-    ]
-    for task in tasks:
+    drawn: list[tuple[TokenTask, Split]] = []
+    for one in comparisons:
+        drawn += [(one.task, "train"), (one.task, "validation"), (one.test_task or one.task, "test")]
+        drawn += [(task, "test") for _, task in one.further_tests]
+    for task, split in drawn:
         try:
-            task.draw(1, seed=0, split="validation")
+            task.draw(1, seed=0, split=split)
         except DataError as error:
             name = getattr(task, "corpus", "")
             corpus = CORPORA.get(name)

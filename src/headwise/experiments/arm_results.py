@@ -2,7 +2,6 @@
 
 import json
 import math
-import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,6 +34,9 @@ NUMBERS = (
 )
 """Numbers of a run that arms can be compared by, beside `seconds_to_` and an accuracy."""
 
+OF_STOPPED = ("peak_bytes", "clipped_share")
+"""Those of them that a run has which was stopped before its last step."""
+
 
 def arm_result(
     name: str,
@@ -54,14 +56,19 @@ def arm_result(
         metric: that arms are compared by.
         rate: the learning rate of the runs.
         tried: validation loss of each learning rate; NaN = none was a number.
-        runs: one a seed. One that was stopped has no metrics here, whatever its best state would get.
+        runs: one a seed. One that was stopped has no numbers here but its memory and its clipped steps, whatever its
+            best state would get.
         device: that they were on, as their environment names it.
     """
     ended: list[Run | None] = [None if run.stopped else run for run in runs]
     metrics = _by_name([run.test if run else {} for run in ended])
     seconds_to = sorted({accuracy for run in runs for accuracy in run.seconds_to})
-    numbers = {one: seed_values([getattr(run, one) for run in runs]) for one in NUMBERS} | {
-        f"seconds_to_{accuracy}": seed_values([run.seconds_to.get(accuracy) for run in runs]) for accuracy in seconds_to
+    numbers = {
+        one: seed_values([None if run.stopped and one not in OF_STOPPED else getattr(run, one) for run in runs])
+        for one in NUMBERS
+    } | {
+        f"seconds_to_{accuracy}": seed_values([run.seconds_to.get(accuracy) if run else None for run in ended])
+        for accuracy in seconds_to
     }
     predicted = predicted_peaks(settings, [run.seed for run in runs], device=device)
     pairs = [(foretold, run.peak_bytes) for foretold, run in zip(predicted.peak_bytes, runs, strict=True)]
@@ -77,7 +84,6 @@ def arm_result(
         runs=tuple(runs),
         num_parameters=runs[0].num_parameters,
         forward_flops=text_flops(settings.model, settings.task.max_len),
-        seconds_per_step=statistics.median(run.seconds / max(1, run.steps) for run in runs),
         mean=metrics[metric].mean if metric in metrics else None,
         metrics=metrics,
         by_length=_by_place([run.test_by_length if run else {} for run in ended]),
@@ -163,8 +169,9 @@ def comparison_notes(arms: Sequence[ArmResult], num_classes: int) -> tuple[str, 
     for arm in arms:
         stopped = [f"seed {run.seed}: {run.stopped}" for run in arm.runs if run.stopped]
         if stopped:
-            notes.append(f"Runs of {arm.name} were stopped before their last step ({'; '.join(stopped)}).")
-        if arm.mean is None:
+            why = "; ".join(stopped)
+            notes.append(f"Runs of {arm.name} were stopped before their last step, and count for nothing ({why}).")
+        elif arm.mean is None:
             notes.append(f"A run of {arm.name} has no finite metric: no difference is told.")
         for test in dict.fromkeys(test for run in arm.runs for test in run.further_notes):
             reasons = dict.fromkeys(run.further_notes[test] for run in arm.runs if test in run.further_notes)
@@ -199,12 +206,12 @@ def _by_place(each: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, di
 
 
 def _length_counts(settings: RunSettings, seeds: Sequence[int]) -> dict[str, int]:
-    """Return the test texts of each bucket over all seeds, the shortest bucket first."""
+    """Return the test texts of each bucket, the shortest first: over all seeds, but of a corpus, whose are the same."""
     if not settings.buckets:
         return {}
     task = settings.test_task or settings.task
     counts: Counter[str] = Counter()
-    for seed in seeds:
+    for seed in seeds if task.data_version is None else seeds[:1]:
         examples = task.draw(settings.num_test, seed=data_seed("test", seed), split="test")
         counts.update(bucket_of(length, settings.buckets) for length in examples.lengths.tolist())
     ends = (*settings.buckets, settings.buckets[-1] + 1)

@@ -10,7 +10,7 @@ from headwise.experiments.intervals import paired_difference, paired_ratio
 from headwise.experiments.results import MIN_SEEDS, ArmResult, ClaimResult, PairedDifference, SeedValues, Verdict
 
 TEST = "test"
-RATIOS = ("steps_per_second", "peak_bytes", "seconds", "seconds_to")
+RATIOS = ("steps_per_second", "peak_bytes", "seconds")
 """Quantities of speed and memory: arms are compared by their ratio, all others by their difference."""
 
 
@@ -29,7 +29,8 @@ class ClaimTest:
         quantity: "test", or a number of the runs: "steps_per_second", "peak_bytes", "gap", "seconds_to_0.9" and others.
 
     Raises:
-        ConfigError: a text is empty, both arms are the same, or a place is given for a number of the runs.
+        ConfigError: a text is empty, both arms are the same, or a metric or a place is given for a number of the
+            runs.
     """
 
     text: str
@@ -48,8 +49,10 @@ class ClaimTest:
         require_choice("expects", self.expects, ("higher", "lower"))
         if self.arm == self.other:
             raise ConfigError(f"a claim must hold one arm against another; got {self.arm!r} twice")
-        if self.quantity != TEST and (self.where != TEST or self.minus is not None):
-            raise ConfigError(f"a claim about {self.quantity} is one about whole runs; leave out where and minus")
+        if self.quantity != TEST and (self.where != TEST or self.minus is not None or self.metric is not None):
+            raise ConfigError(
+                f"a claim about {self.quantity} is one about whole runs; leave out metric, where and minus"
+            )
 
 
 def decide_claims(claims: Sequence[ClaimTest], arms: Sequence[ArmResult], metric: str) -> tuple[ClaimResult, ...]:

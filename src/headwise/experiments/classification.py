@@ -75,7 +75,8 @@ class Classification(TokenTask):
     def draw(self, num_examples: int, *, seed: int, split: Split = "train") -> Examples:
         """Return texts of a split, padded on the right to the longest of them.
 
-        Training texts are drawn without putting them back until all were drawn; of the other splits the first ones are
+        Of the training texts none is drawn twice in one call before all were drawn; the next call, with another seed,
+        begins anew. Of the other splits the first ones are
         returned, which stand in an order of no meaning.
 
         Raises:

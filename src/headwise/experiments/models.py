@@ -51,8 +51,9 @@ def transformer_for(
         hidden_dim: width inside the feed-forward layer. Default: `4 * embed_dim`.
         position: where a token is: a "learned" table or "sinusoidal" vectors added to the tokens, "rotary", "alibi" or
             "t5" inside attention, or "none". Sinusoids are as strong as a learned table is as training starts, a root
-            mean square of 0.02. T5's table tells 32 distances apart, up to a quarter of `max_positions` and at least
-            32, and all beyond alike; half of them are for later tokens, where the mask lets those be read.
+            mean square of 0.02. T5's table has 32 rows for distances, up to a quarter of `max_positions` and at least
+            32: near ones have a row each, farther ones share them, and all beyond are alike; half of them are for later
+            tokens, where the mask lets those be read.
         mask: of every attention, as a mask or as text: "full", "causal", "window:16", "longformer:16:2 & causal" and
             others, made for texts of `max_positions` tokens. Default: causal.
         scale: factor on the scores. Default: `1 / sqrt(head_dim)`.

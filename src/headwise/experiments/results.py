@@ -168,7 +168,6 @@ class ArmResult(Result):
         runs: one a seed.
         num_parameters: of its model.
         forward_flops: of one text, as long as the longest of training (`text_flops`).
-        seconds_per_step: median over the runs.
         mean: of the comparison's metric over the runs; None where one has none.
         metrics: of the test, by name.
         by_length: metrics by bucket of lengths and name.
@@ -186,7 +185,6 @@ class ArmResult(Result):
     runs: tuple[Run, ...]
     num_parameters: int
     forward_flops: int
-    seconds_per_step: float
     mean: float | None
     metrics: dict[str, SeedValues] = field(default_factory=dict)
     by_length: dict[str, dict[str, SeedValues]] = field(default_factory=dict)

@@ -10,9 +10,11 @@ from headwise.config.model import ModelConfig
 from headwise.errors import ConfigError
 from headwise.experiments.asking import ModelDescription
 from headwise.experiments.examples import TokenTask
+from headwise.experiments.image_classifier import ImageClassifierConfig
 from headwise.experiments.lengthen import Lengthen
 from headwise.experiments.models import reads_later
 from headwise.experiments.recipe import Recipe
+from headwise.experiments.recurrent import RecurrentConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +35,8 @@ class RunSettings:
 
     Raises:
         ConfigError: a number is out of range; two further tests share a name, or one is called "test"; bounds of
-            lengths do not rise; or the model would see the answers of a task that asks for the next token.
+            lengths do not rise; the model does not fit a task, or has no table to lengthen; or it would see the answers
+            of a task that asks for the next token.
     """
 
     task: TokenTask
@@ -61,15 +64,32 @@ class RunSettings:
             raise ConfigError(f'further tests must have names of their own, none "test"; got {", ".join(names[1:])}')
         if self.lengthen is not None:
             require_choice("lengthen", self.lengthen, ("clamp", "interpolate"))
+            if not getattr(self.model, "position_table_size", 0):
+                raise ConfigError("lengthen is for models with a learned position table, which this one has not")
         if any(bound < 1 for bound in self.buckets) or any(one >= other for one, other in pairwise(self.buckets)):
             raise ConfigError(f"buckets must be lengths from 1 on, each longer than the one before; got {self.buckets}")
         for each in (self.task, self.test_task, *(task for _, task in self.further_tests)):
             if each is not None:
+                _require_fit(self.model, each)
                 _require_no_answers_seen(self.model, each)
 
     def to_dict(self) -> dict[str, Any]:
         """Return them as JSON can hold them, with the kinds of task and model."""
         return {field.name: _described(getattr(self, field.name)) for field in fields(self)}
+
+
+def _require_fit(model: ModelDescription, task: TokenTask) -> None:
+    if isinstance(model, ImageClassifierConfig):
+        rows, outputs = model.num_greys + 1, model.num_outputs
+    elif isinstance(model, RecurrentConfig):
+        rows, outputs = model.vocab_size, model.num_outputs
+    else:
+        rows, outputs = model.vocab_size, model.head.num_outputs if model.head is not None else 0
+    if rows < task.vocab_size or outputs != task.num_answers * task.num_classes:
+        raise ConfigError(
+            f"a model of {type(task).__name__} must know {task.vocab_size} tokens and put out "
+            f"{task.num_answers * task.num_classes} numbers for each; got {rows} and {outputs}"
+        )
 
 
 def _require_no_answers_seen(model: ModelDescription, task: TokenTask) -> None:

@@ -135,7 +135,9 @@ def difference_words(difference: PairedDifference, where: str = "test") -> str:
     """Say a difference with its interval, its seeds and, where that is not the whole test, what it was measured on."""
     between = "by" if difference.kind == "ratio" else "less"
     place = "" if where == "test" else f" on {where}"
-    interval = f" {interval_words(difference)}" if difference.low is not None else ""
+    interval = "" if difference.low is None else f" {interval_words(difference)}"
+    if len(difference.values) > 1 and len(set(difference.values)) == 1:
+        interval = " in every seed alike"
     return (
         f"{quantity_words(difference.metric)}{place}: {difference.arm} {between} {difference.other} "
         f"{mean_difference(difference)}{interval}, {counted(len(difference.values), 'seed')}"

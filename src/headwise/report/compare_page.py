@@ -1,16 +1,13 @@
 """A comparison as one HTML file that needs nothing else: claims, arms, seeds, curves, counts, how it was made."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from headwise.experiments.results import ComparisonResult
 from headwise.report import compare_figures, compare_tables
 from headwise.report.compare_picture import dots_of
 from headwise.report.compare_plots import Drawing, curve_drawings, further_drawing, length_drawing
 from headwise.report.compare_strips import Strips, arm_strips, difference_strips
-from headwise.report.files import write_whole
 from headwise.report.html import render_html
 
 STYLES = ("base.css", "tables.css", "bench.css", "compare.css", "print.css")
@@ -60,13 +57,3 @@ def render_compare_page(results: Sequence[ComparisonResult], *, name: str = "", 
         tables=compare_tables,
         dots_of=dots_of,
     )
-
-
-def write_compare_page(page: Sequence[ComparisonResult] | str, path: str | os.PathLike[str]) -> Path:
-    """Write comparisons, or a page that is rendered already, to `path`, whole or not at all.
-
-    Raises:
-        MissingExtraError: jinja2 is not installed.
-        OutputError: the path cannot be written.
-    """
-    return write_whole(page if isinstance(page, str) else render_compare_page(page), path)

@@ -118,12 +118,14 @@ def _claims(metric: str | None = None) -> tuple[ClaimTest, ...]:
             eight,
             text="8 heads train slower than 1 (the articles: 1.2 times)",
             expects="lower",
+            metric=None,
             quantity="steps_per_second",
         ),
         replace(
             eight,
             text="8 heads reach an accuracy of 0.9 in less time than 1",
             expects="lower",
+            metric=None,
             quantity="seconds_to_0.9",
         ),
         replace(
@@ -145,6 +147,7 @@ def _claims(metric: str | None = None) -> tuple[ClaimTest, ...]:
             text="too many heads overfit: the gap of 32 is wider than that of 8",
             arm="32 heads",
             other="8 heads",
+            metric=None,
             quantity="gap",
         ),
     )
