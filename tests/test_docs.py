@@ -12,7 +12,7 @@ from headwise.cli.main import main
 
 ROOT = Path(__file__).parent.parent
 TRANSLATED = [ROOT / "README.zh-CN.md", ROOT / "docs" / "claims.zh.md"]  # tests/test_translations.py: the same blocks
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(set((ROOT / "docs").glob("*.md")) - set(TRANSLATED))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(set((ROOT / "docs").rglob("*.md")) - set(TRANSLATED))]
 SHOWN = re.compile(r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?:\]\(|src=\")(?!https?://|#)([^)#\"]+)")

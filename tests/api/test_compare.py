@@ -186,11 +186,17 @@ def test_what_else_is_wrong_with_a_corpus_is_told_as_it_is(tmp_path, monkeypatch
 
 
 def test_each_task_is_asked_for_the_splits_that_are_drawn_of_it(tmp_path, monkeypatch):
-    """A test task whose validation split is too short is no hindrance; a training task's test split is, if it is asked."""
-    monkeypatch.setattr(
-        LanguageModelling, "draw", lambda task, count, *, seed, split="train": drawn.append((task.seq_len, split))
-    )
+    """A test task's validation split may be too short; whose test split is asked may not, and is told before a run."""
     drawn = []
+
+    def draw(self, num_examples, *, seed, split="train"):
+        drawn.append((self.seq_len, split))
+
+    def run_comparison(*_, **__):
+        raise NotImplementedError
+
+    monkeypatch.setattr(LanguageModelling, "draw", draw)
+    monkeypatch.setattr(verb, "run_comparison", run_comparison)
     tasks = [LanguageModelling(seq_len=size, vocab_size=257) for size in (7, 5, 3)]
     arms = tuple(
         Arm(name=str(count), model=transformer_for(tasks[0], embed_dim=8, num_heads=count)) for count in (1, 2)
@@ -198,6 +204,6 @@ def test_each_task_is_asked_for_the_splits_that_are_drawn_of_it(tmp_path, monkey
     one = dataclasses.replace(TINY, task=tasks[0], arms=arms, further_tests=(("far", tasks[2]),))
     for test_task, size in ((None, 7), (tasks[1], 5)):
         drawn.clear()
-        monkeypatch.setattr(verb, "run_comparison", lambda *_, **__: None)
-        headwise.compare(dataclasses.replace(one, test_task=test_task), folder=tmp_path / str(size))
+        with pytest.raises(NotImplementedError):
+            headwise.compare(dataclasses.replace(one, test_task=test_task), folder=tmp_path / str(size))
         assert drawn == [(7, "train"), (7, "validation"), (size, "test"), (3, "test")]

@@ -1,11 +1,16 @@
 """A comparison as a file says what it says, and what it does not know it refuses by name."""
 
+import re
+import tomllib
+from pathlib import Path
+
 import pytest
 
 from headwise.errors import ConfigError
+from headwise.experiments.asking import make_model
 from headwise.experiments.claim_tests import ClaimTest
 from headwise.experiments.compare import Arm, Comparison
-from headwise.experiments.comparison_file import read_comparison
+from headwise.experiments.comparison_file import comparison_of, read_comparison
 from headwise.experiments.models import recurrent_for, transformer_for
 from headwise.experiments.recipe import Recipe
 from headwise.experiments.results import Published
@@ -147,3 +152,12 @@ def test_a_file_that_is_not_there_or_no_text_is_told_in_a_line(tmp_path):
     (tmp_path / "c.toml").write_text("a = 1\n" * 2**18)
     with pytest.raises(ConfigError, match="at most 1 MiB"):
         read_comparison(tmp_path / "c.toml")
+
+
+def test_the_file_of_the_results_of_digits_is_one():
+    page = (Path(__file__).parents[2] / "docs" / "results" / "digits.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    found = comparison_of(tomllib.loads(shown))
+    sizes = [sum(one.numel() for one in make_model(arm.model).parameters()) for arm in found.arms]
+    assert max(sizes) < 1.12 * min(sizes)  # nearly the same, as the page says
+    assert [type(arm.model).__name__ for arm in found.arms].count("ImageClassifierConfig") == 3

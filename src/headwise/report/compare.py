@@ -68,6 +68,7 @@ def _parts(result: ComparisonResult) -> Iterator[RenderableType]:
     yield Text()
     yield _arms_table(result)
     if result.baseline is not None:
+        yield Text()
         yield safe_text(" ".join(baseline_words(result)), style="dim")
     for names in _number_groups(result.arms):
         yield Text()
