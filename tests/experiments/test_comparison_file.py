@@ -1,12 +1,13 @@
 """A comparison as a file says what it says, and what it does not know it refuses by name."""
 
+import datetime as dt
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, HeadwiseError
 from headwise.experiments.asking import make_model
 from headwise.experiments.claim_tests import ClaimTest
 from headwise.experiments.compare import Arm, Comparison
@@ -161,3 +162,60 @@ def test_the_file_of_the_results_of_digits_is_one():
     sizes = [sum(one.numel() for one in make_model(arm.model).parameters()) for arm in found.arms]
     assert max(sizes) < 1.12 * min(sizes)  # nearly the same, as the page says
     assert [type(arm.model).__name__ for arm in found.arms].count("ImageClassifierConfig") == 3
+
+
+@pytest.mark.parametrize(
+    ("table", "change", "message"),
+    [
+        ("recipe", {"betas": [0.9]}, "betas must be two numbers"),
+        ("recipe", {"betas": [0.9, "x"]}, "betas must be a finite number; got"),
+        ("recipe", {"impl": dt.date(2020, 1, 1)}, "impl must be a string; got datetime.date"),
+        ("recipe", {"impl": "fast"}, "impl must be one of .* got 'fast'"),
+        ("task", {"offsets": [1.5]}, "offsets must be a whole number; got 1.5"),
+        ("task", {"offsets": 3}, "offsets must be whole numbers, one behind the other; got 3"),
+        ("task", {"kind": []}, r"task must have a kind, one of .*; got \[\]"),
+        ("arms", {"kind": ["gru"]}, r"arms\[0\] must have a kind, one of .*; got \['gru'\]"),
+        ("claims", {"minus": []}, r"minus must be a string; got \(\)|minus must be a string; got \[\]"),
+        ("claims", {"metric": 3}, "metric must be a string; got 3"),
+        ("", {"seeds": {"x": 1}}, "seeds must be whole numbers, one behind the other; got {'x': 1}"),
+        ("", {"seeds": [0.5, 1]}, "seeds must be a whole number; got 0.5"),
+        ("", {"buckets": {"x": 1}}, "buckets must be whole numbers"),
+        ("", {"buckets": [True]}, "buckets must be a whole number; got True"),
+        ("", {"learning_rates": 0.1}, "learning_rates must be of type tuple; got 0.1"),
+        ("", {"question": dt.date(2020, 1, 1)}, "question must be of type str"),
+        ("", {"question": ["a"]}, "question must be of type str"),
+    ],
+)
+def test_a_value_of_another_kind_is_one_line_before_anything_is_run(table, change, message, without_type_checks):
+    content = {
+        "name": "small",
+        "seeds": [0, 1],
+        "task": {"kind": "multi-offset-copy", "vocab_size": 8, "seq_len": 8, "offsets": [1, 3]},
+        "recipe": {"steps": 2},
+        "arms": [{"name": name, "num_heads": 1, "embed_dim": 8} for name in "ab"],
+        "claims": [{"text": "t", "source": "s", "arm": "a", "other": "b"}],
+    }
+    comparison_of(content)
+    changed = content[table] if table else content
+    (changed[0] if isinstance(changed, list) else changed).update(change)
+    with pytest.raises(HeadwiseError, match=f"^[^\n]*{message}"):
+        comparison_of(content)
+
+
+def test_whole_numbers_serve_as_betas_and_no_sign_of_a_name_gets_into_an_error(without_type_checks):
+    table = {"steps": 2, "betas": [0, 0.98]}
+    kinds = {"name": "small", "task": {"kind": "multi-offset-copy"}, "arms": [{"name": name} for name in "ab"]}
+    assert comparison_of({**kinds, "recipe": table}).recipe.betas == (0.0, 0.98)
+    assert Recipe(betas=(0, 0.98)).betas == (0.0, 0.98) and isinstance(Recipe(betas=(0, 0.98)).betas[0], float)
+    arms = [{"name": name, "num_heads": 1, "embed_dim": 8} for name in ("\x1b[31ma", "b")]
+    content = {"name": "small", "task": {"kind": "multi-offset-copy", "seq_len": 8}, "arms": arms}
+    claim = {"text": "t\x1b", "source": "s", "arm": "c\x07", "other": "b"}
+    with pytest.raises(ConfigError) as caught:
+        comparison_of({**content, "claims": [claim]})
+    assert str(caught.value).isprintable() and "got 'c" in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
+        comparison_of({**content, "arms": arms[:1]})
+    assert str(caught.value).isprintable()
+    with pytest.raises(ConfigError) as caught:
+        comparison_of({**content, "task": {"kind": 10**400}})
+    assert len(str(caught.value)) < 300

@@ -77,7 +77,7 @@ def test_the_rate_is_that_of_torchs_schedulers_one_after_the_other():
         ({"steps": 0}, "steps"),
         ({"learning_rate": 0.0}, "learning_rate"),
         ({"label_smoothing": 1.0}, "label_smoothing must be from 0 to below 1; got 1.0"),
-        ({"betas": (0.9, 1.0)}, "betas must be two numbers"),
+        ({"betas": (0.9, 1.0)}, "betas must be at least 0 and below 1; got 1.0"),
         ({"batch_size": 6, "accumulate": 4}, "accumulate must divide batch_size = 6"),
         ({"weight_decay": -0.1}, "weight_decay must not be negative"),
         ({"final_share": 1.5}, "final_share must be from 0 to 1"),

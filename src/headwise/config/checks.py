@@ -20,6 +20,14 @@ def require_size(name: str, value: object, *, minimum: int = 1, maximum: int = M
         raise ConfigError(f"{name} must be between {minimum} and {maximum}; got {shown(value)}")
 
 
+def require_sizes(name: str, value: object, *, minimum: int = 1) -> None:
+    """Raise ConfigError unless `value` is a tuple of whole numbers, each `minimum` or more."""
+    if not isinstance(value, tuple):
+        raise ConfigError(f"{name} must be whole numbers, one behind the other; got {shown(value)}")
+    for one in value:
+        require_size(name, one, minimum=minimum)
+
+
 def require_number(name: str, value: object) -> None:
     """Raise ConfigError unless `value` is a finite number that a float can hold."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not -MAX_NUMBER <= value <= MAX_NUMBER:

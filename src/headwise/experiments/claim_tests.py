@@ -46,6 +46,9 @@ class ClaimTest:
     def __post_init__(self) -> None:
         for name in ("text", "source", "arm", "other", "where", "quantity"):
             require_text(name, getattr(self, name))
+        for name in ("metric", "minus"):
+            if getattr(self, name) is not None:
+                require_text(name, getattr(self, name))
         require_choice("expects", self.expects, ("higher", "lower"))
         if self.arm == self.other:
             raise ConfigError(f"a claim must hold one arm against another; got {self.arm!r} twice")

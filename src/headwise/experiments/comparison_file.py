@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from headwise.config.checks import shown
 from headwise.errors import ConfigError
 from headwise.experiments.asking import ModelDescription
 from headwise.experiments.claim_tests import ClaimTest
@@ -93,7 +94,7 @@ def comparison_of(content: Mapping[str, Any]) -> Comparison:
     return _call(
         "the comparison",
         Comparison,
-        {**{name: _tuple(value) for name, value in content.items()}, "task": task, "test_task": test_task, "arms": arms}
+        {**content, "task": task, "test_task": test_task, "arms": arms}
         | {"recipe": recipe, "further_tests": tests, "claims": claims, "published": published},
     )
 
@@ -116,9 +117,9 @@ def _further_test(where: str, table: dict[str, Any]) -> tuple[str, TokenTask]:
 def _task(where: str, table: Any) -> TokenTask:
     numbers = _table(where, table)
     kind = numbers.pop("kind", None)
-    if kind not in TASKS:
-        raise ConfigError(f"{where} must have a kind, one of {', '.join(TASKS)}; got {kind!r}")
-    return _call(where, TASKS[kind], {name: _tuple(value) for name, value in numbers.items()})
+    if not isinstance(kind, str) or kind not in TASKS:
+        raise ConfigError(f"{where} must have a kind, one of {', '.join(TASKS)}; got {shown(kind)}")
+    return _call(where, TASKS[kind], numbers)
 
 
 def _arm(number: int, table: dict[str, Any], task: TokenTask, shared: Mapping[str, Any]) -> Arm:
@@ -127,8 +128,8 @@ def _arm(number: int, table: dict[str, Any], task: TokenTask, shared: Mapping[st
     name, lengthen = table.pop("name", None), table.pop("lengthen", None)
     own = _table(f"{where}.recipe", table.pop("recipe")) if "recipe" in table else None
     recipe = None if own is None else _call(f"{where}.recipe", Recipe, {**shared, **own})
-    if kind not in MODELS:
-        raise ConfigError(f"{where} must have a kind, one of {', '.join(MODELS)}; got {kind!r}")
+    if not isinstance(kind, str) or kind not in MODELS:
+        raise ConfigError(f"{where} must have a kind, one of {', '.join(MODELS)}; got {shown(kind)}")
     make, told = MODELS[kind]
     model = _call(where, make, table, task, *told)
     return _call(where, Arm, {"name": name, "model": model, "recipe": recipe, "lengthen": lengthen})
@@ -144,7 +145,7 @@ def _call(where: str, make: Callable[..., T], numbers: Mapping[str, Any], *args:
     if unknown:
         raise ConfigError(f"{where} has {unknown[0]!r}, which is none of {', '.join(known)}")
     try:
-        return make(*args, **numbers)
+        return make(*args, **{name: _tuple(value) for name, value in numbers.items()})
     except TypeError as error:  # a name is missing, or a value of another kind where none is checked
         raise ConfigError(f"{where} cannot be made: {error}") from error
 

@@ -4,8 +4,17 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from headwise.config.checks import require_choice, require_number, require_positive, require_size
+from headwise.config.checks import (
+    require_choice,
+    require_number,
+    require_positive,
+    require_probability,
+    require_size,
+    require_text,
+    shown,
+)
 from headwise.errors import ConfigError
+from headwise.ops.obstacles import require_impl
 
 Schedule = Literal["cosine", "inverse-sqrt", "constant"]
 Precision = Literal["fp32", "amp-bf16", "amp-fp16"]
@@ -43,6 +52,7 @@ class Recipe:
 
     Raises:
         ConfigError: a number is out of range.
+        UnsupportedError: there is no such implementation.
 
     Source: Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization" (AdamW); Vaswani et al. 2017, "Attention
     Is All You Need", section 5.3 (warmup and the inverse square root).
@@ -78,6 +88,8 @@ class Recipe:
             require_positive("clip_norm", self.clip_norm)
         require_choice("schedule", self.schedule, ("cosine", "inverse-sqrt", "constant"))
         require_choice("precision", self.precision, ("fp32", "amp-bf16", "amp-fp16"))
+        require_text("impl", self.impl)
+        require_impl(self.impl)
         require_choice("checkpoint", self.checkpoint, ("none", "selective", "full"))
         budgets = [name for name in BUDGETS if getattr(self, name) is not None]
         for name in budgets:
@@ -92,8 +104,11 @@ class Recipe:
                 raise ConfigError(f"{name} must be {what}; got {value}")
         if self.weight_decay < 0:
             raise ConfigError(f"weight_decay must not be negative; got {self.weight_decay}")
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ConfigError(f"betas must be two numbers from 0 to below 1; got {self.betas!r}")
+        if not isinstance(self.betas, tuple) or len(self.betas) != 2:
+            raise ConfigError(f"betas must be two numbers from 0 to below 1; got {shown(self.betas)}")
+        for beta in self.betas:
+            require_probability("betas", beta)
+        object.__setattr__(self, "betas", tuple(float(beta) for beta in self.betas))  # torch wants no whole numbers
         if self.batch_size % self.accumulate:
             raise ConfigError(
                 f"accumulate must divide batch_size = {self.batch_size}, so that parts are alike; got {self.accumulate}"

@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 from headwise.config.attention import AttentionConfig
-from headwise.config.checks import require_choice, require_instance, require_size, require_text
+from headwise.config.checks import require_choice, require_instance, require_size, require_sizes, require_text, shown
 from headwise.config.model import ModelConfig
 from headwise.errors import ConfigError
 from headwise.experiments.asking import ModelDescription
@@ -66,8 +66,9 @@ class RunSettings:
             require_choice("lengthen", self.lengthen, ("clamp", "interpolate"))
             if not getattr(self.model, "position_table_size", 0):
                 raise ConfigError("lengthen is for models with a learned position table, which this one has not")
-        if any(bound < 1 for bound in self.buckets) or any(one >= other for one, other in pairwise(self.buckets)):
-            raise ConfigError(f"buckets must be lengths from 1 on, each longer than the one before; got {self.buckets}")
+        require_sizes("buckets", self.buckets)
+        if any(one >= other for one, other in pairwise(self.buckets)):
+            raise ConfigError(f"buckets must be lengths, each longer than the one before; got {shown(self.buckets)}")
         for each in (self.task, self.test_task, *(task for _, task in self.further_tests)):
             if each is not None:
                 _require_fit(self.model, each)

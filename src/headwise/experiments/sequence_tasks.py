@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from headwise.config.checks import require_choice, require_positive, require_size
+from headwise.config.checks import require_choice, require_positive, require_size, require_sizes, shown
 from headwise.errors import ConfigError
 from headwise.experiments.examples import IGNORED, Examples, Split, TokenTask, draw_distinct, draw_ids, generator_of
 
@@ -34,10 +34,11 @@ class MultiOffsetCopy(TokenTask):
     def __post_init__(self) -> None:
         require_size("vocab_size", self.vocab_size, minimum=2)
         require_size("seq_len", self.seq_len)
-        if not self.offsets or min(self.offsets) < 1 or max(self.offsets) >= self.seq_len:
+        require_sizes("offsets", self.offsets)
+        if not self.offsets or max(self.offsets) >= self.seq_len:
             raise ConfigError(
                 f"offsets must be distances from 1 to seq_len - 1 = {self.seq_len - 1}, at least one; "
-                f"got {self.offsets!r}"
+                f"got {shown(self.offsets)}"
             )
 
     @property
