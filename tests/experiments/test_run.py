@@ -426,3 +426,15 @@ def test_a_model_that_does_not_fit_a_task_is_refused():
     RunSettings(task=task, model=fits, recipe=RECIPE, lengthen="clamp")
     with pytest.raises(ConfigError, match="lengthen is for models with a learned position table"):
         RunSettings(task=task, model=rotary, recipe=RECIPE, lengthen="clamp")
+
+
+def test_ways_and_budgets_that_a_run_would_refuse_are_refused_with_its_settings():
+    gru = RecurrentConfig(cell="gru", vocab_size=9, embed_dim=7, num_outputs=18)
+    task = MultiOffsetCopy(vocab_size=9, seq_len=8, offsets=(1, 3))
+    for change, message in (
+        ({"checkpoint": "full"}, 'checkpoint "none" and impl "auto"'),
+        ({"impl": "sdpa"}, 'checkpoint "none" and impl "auto"'),
+        ({"budget_tokens": 7}, "budget_tokens must pay for one step at the least, 48; got 7"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            RunSettings(task=task, model=gru, recipe=dataclasses.replace(RECIPE, **change))

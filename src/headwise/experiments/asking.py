@@ -34,17 +34,22 @@ def make_model(
     Raises:
         ConfigError: what has no checkpoints is to be checkpointed, or a recurrent model's attention computed otherwise.
     """
+    require_ways(description, checkpoint=checkpoint, impl=impl)
     if isinstance(description, ModelConfig):
         return build(description, checkpoint=checkpoint, impl=impl)
     if isinstance(description, ImageClassifierConfig):
-        if checkpoint != "none":
-            raise ConfigError(f'a model of images is trained with checkpoint "none"; got {checkpoint!r}')
         return ImageClassifier(description, impl=impl)
-    if (checkpoint, impl) != ("none", "auto"):
+    return RecurrentModel(description)
+
+
+def require_ways(description: ModelDescription, *, checkpoint: str, impl: str) -> None:
+    """Raise ConfigError where what is described cannot be trained in these ways (see `make_model`)."""
+    if isinstance(description, ImageClassifierConfig) and checkpoint != "none":
+        raise ConfigError(f'a model of images is trained with checkpoint "none"; got {checkpoint!r}')
+    if isinstance(description, RecurrentConfig) and (checkpoint, impl) != ("none", "auto"):
         raise ConfigError(
             f'a recurrent model is trained with checkpoint "none" and impl "auto"; got {checkpoint!r} and {impl!r}'
         )
-    return RecurrentModel(description)
 
 
 def scores_of(module: nn.Module, examples: Examples, task: TokenTask) -> Float[Tensor, "texts seq_len answers classes"]:

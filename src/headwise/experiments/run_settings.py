@@ -8,7 +8,8 @@ from headwise.config.attention import AttentionConfig
 from headwise.config.checks import require_choice, require_instance, require_size, require_sizes, require_text, shown
 from headwise.config.model import ModelConfig
 from headwise.errors import ConfigError
-from headwise.experiments.asking import ModelDescription
+from headwise.experiments.asking import ModelDescription, require_ways
+from headwise.experiments.budget import with_steps
 from headwise.experiments.examples import TokenTask
 from headwise.experiments.image_classifier import ImageClassifierConfig
 from headwise.experiments.lengthen import Lengthen
@@ -69,6 +70,8 @@ class RunSettings:
         require_sizes("buckets", self.buckets)
         if any(one >= other for one, other in pairwise(self.buckets)):
             raise ConfigError(f"buckets must be lengths, each longer than the one before; got {shown(self.buckets)}")
+        require_ways(self.model, checkpoint=self.recipe.checkpoint, impl=self.recipe.impl)
+        with_steps(self.recipe, self.task, self.model)  # a budget pays for a step at the least
         for each in (self.task, self.test_task, *(task for _, task in self.further_tests)):
             if each is not None:
                 _require_fit(self.model, each)
