@@ -58,8 +58,11 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     [
         (b"\xff", "is no record of a comparison"),
         (b"[", "is no record of a comparison"),
-        (b'{"result": {"name": "x"}}', "must be as this version writes it"),
-        (b'{"result": {"name": "x", "arms": 3}}', "must be as this version writes it"),
+        (b'{"result": {}}', "is no record of a comparison"),
+        (b"[]", "is no record of a comparison"),
+        (b"null", "is no record of a comparison"),
+        (b'{"name": "x", "result": {"name": "x"}}', "must be as this version writes it"),
+        (b'{"name": "x", "result": {"name": "x", "arms": 3}}', "must be as this version writes it"),
     ],
 )
 def test_a_damaged_record_is_refused_in_one_line(content, message, tmp_path):

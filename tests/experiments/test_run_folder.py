@@ -20,6 +20,7 @@ TENSORS = {"a": torch.arange(7.0), "b": torch.tensor([1, 2], dtype=torch.int64)}
 def test_a_state_comes_back_as_it_was_kept(tmp_path):
     folder = RunFolder(tmp_path / "deep" / "run", SETTINGS)
     assert folder.load() is None and folder.load_best() is None
+    folder.append({"step": 5, "loss": 0.5})
     folder.save(TENSORS, {"step": 5, "scaler": {}})
     folder.save_best({"a": TENSORS["a"] * 2}, {"step": 3})
     tensors, numbers = RunFolder(tmp_path / "deep" / "run", SETTINGS).load()
@@ -43,6 +44,20 @@ def test_lines_after_the_state_and_a_line_cut_off_are_dropped_when_a_run_goes_on
     folder.load()
     folder.append({"step": 3, "loss": 0.25})
     assert folder.records() == [{"step": step, "loss": 0.5} for step in range(3)] + [{"step": 3, "loss": 0.25}]
+
+
+@pytest.mark.parametrize("content", ["", "x\n", '{"step": "a"}\n', "[]\n[]\n", '{"step": 1}\n', '{"loss": 2}\n'])
+def test_lines_that_are_lost_are_told_and_a_run_without_a_state_begins_anew(tmp_path, content):
+    """The line of a look is written before its state: a state without it is one whose curve is not whole."""
+    folder = RunFolder(tmp_path, SETTINGS)
+    for step in (1, 2):
+        folder.append({"step": step, "loss": 0.5})
+    folder.save(TENSORS, {"step": 2})
+    (tmp_path / METRICS).write_text(content)
+    with pytest.raises(OutputError, match=f"{METRICS}.*lacks lines of its run, or has others; remove {STATE} there"):
+        RunFolder(tmp_path, SETTINGS).load()
+    (tmp_path / STATE).unlink()
+    assert RunFolder(tmp_path, SETTINGS).load() is None and (tmp_path / METRICS).read_text() == ""
 
 
 def test_lines_of_a_run_without_a_state_are_dropped(tmp_path):
@@ -81,6 +96,7 @@ def test_a_folder_that_cannot_be_made_is_told_in_one_line(tmp_path):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_leaves_the_state_before(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path, SETTINGS)
+    folder.append({"step": 1, "loss": 0.5})
     folder.save(TENSORS, {"step": 1})
 
     def full(tensors, place, metadata):

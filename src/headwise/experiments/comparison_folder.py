@@ -123,9 +123,11 @@ def _made(kind: Any, value: Any) -> Any:
 def _read(place: Path) -> dict[str, Any]:
     try:
         found = json.loads(place.read_text(encoding="utf-8"))
+        if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+            raise ValueError("a record has a name")
     except (OSError, ValueError) as error:
         raise OutputError(f"{str(place)!r} is no record of a comparison; name another folder, or remove it") from error
-    return found if isinstance(found, dict) else {}
+    return found
 
 
 def _write(place: Path, content: Mapping[str, Any]) -> None:

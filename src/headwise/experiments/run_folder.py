@@ -68,8 +68,20 @@ class RunFolder:
         self._events.append(record)
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the metrics, but for a last line that was cut off as it was written."""
-        return list(_whole_lines(self.path / METRICS))
+        """Return the metrics, but for a last line that was cut off as it was written.
+
+        Raises:
+            OutputError: the file is not one of ours.
+        """
+        found = list(_whole_lines(self.path / METRICS))
+        if not all(isinstance(record, dict) and type(record.get("step")) is int for record in found):
+            raise self._damaged_metrics()
+        return found
+
+    def _damaged_metrics(self) -> OutputError:
+        return OutputError(
+            f"{str(self.path / METRICS)!r} lacks lines of its run, or has others; remove {STATE} there to begin anew"
+        )
 
     def save(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
         """Keep a state in the place of the one before."""
@@ -83,11 +95,14 @@ class RunFolder:
         """Return the last state, and drop the metrics that came after it; None: the run begins anew.
 
         Raises:
-            OutputError: the file is not one of ours.
+            OutputError: the file is not one of ours, or metrics that came before it are not there.
         """
         found = self._load(STATE)
         step = -1 if found is None else found[1]["step"]
-        kept = [record for record in self.records() if record["step"] <= step]
+        records = [] if found is None else self.records()  # of a run that begins anew none is left
+        kept = [record for record in records if record["step"] <= step]
+        if found is not None and (not kept or kept[-1]["step"] != step):  # a line is written before its state
+            raise self._damaged_metrics()
         self.write(METRICS, "".join(_line(record) for record in kept))
         self._events.begin(kept)
         if found is not None:
