@@ -1,5 +1,6 @@
 """A new file in the place of an old one, whole or not at all: beside its place first, then renamed into it."""
 
+import errno
 import os
 import secrets
 import shutil
@@ -9,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from headwise.errors import OutputError
+
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of file systems without locks: some on a network
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import pytest
 import headwise
 from headwise.api import compare as verb
 from headwise.api.compare_results import Compared
-from headwise.errors import DataError, HeadwiseError
+from headwise.errors import ConfigError, DataError, HeadwiseError
 from headwise.experiments.classification import Classification
 from headwise.experiments.compare import Arm, Comparison
 from headwise.experiments.language_modelling import LanguageModelling
@@ -207,3 +207,10 @@ def test_each_task_is_asked_for_the_splits_that_are_drawn_of_it(tmp_path, monkey
         with pytest.raises(NotImplementedError):
             headwise.compare(dataclasses.replace(one, test_task=test_task), folder=tmp_path / str(size))
         assert drawn == [(7, "train"), (7, "validation"), (size, "test"), (3, "test")]
+
+
+@pytest.mark.parametrize("name", ["workers", "threads", "seeds"])
+def test_numbers_that_no_machine_has_are_refused(name, tmp_path):
+    for number in (0, -1, 10**9):
+        with pytest.raises(ConfigError, match=f"{name} must be between 1 and 10000; got {number}"):
+            headwise.compare(TINY, folder=tmp_path / "runs", **{name: number})

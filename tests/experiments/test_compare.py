@@ -202,8 +202,8 @@ def test_runs_of_several_environments_are_told_and_the_date_is_that_of_the_last(
         ({"metric": "macro_f1"}, "metric must be one of loss, accuracy, exact, whole; got 'macro_f1'"),
         ({"learning_rates": (0.0,)}, "learning_rates"),
         ({"learning_rates": (1e-3, 1.0000001e-3)}, "learning_rates must differ in their first six digits"),
-        ({"buckets": (3, 2)}, "buckets must be lengths from 1 on, each longer than the one before"),
-        ({"buckets": (0, 2)}, "buckets must be lengths from 1 on"),
+        ({"buckets": (3, 2)}, "buckets must be lengths, each longer than the one before"),
+        ({"buckets": (0, 2)}, "buckets must be between 1 and"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(change, message):

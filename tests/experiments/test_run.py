@@ -1,6 +1,7 @@
 """A run is the same for the same seed, whether or not it was killed, and its test is of the best state."""
 
 import dataclasses
+import errno
 import json
 import math
 import os
@@ -438,3 +439,20 @@ def test_ways_and_budgets_that_a_run_would_refuse_are_refused_with_its_settings(
     ):
         with pytest.raises(ConfigError, match=message):
             RunSettings(task=task, model=gru, recipe=dataclasses.replace(RECIPE, **change))
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path):
+    """The second is told; the first one's run is whole, and a later one reads it."""
+    other = RunFolder(tmp_path / "run", SETTINGS.to_dict())
+    with other.held(), pytest.raises(OutputError, match=r"another process is at work in .*run'; wait for it"):
+        run(SETTINGS, tmp_path / "run")
+    first = run(SETTINGS, tmp_path / "run")
+    assert run(SETTINGS, tmp_path / "run") == first
+
+
+def test_where_a_file_system_has_no_locks_a_run_goes_on_all_the_same(tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr("headwise.experiments.run_folder.fcntl.flock", flock)
+    assert run(SETTINGS, tmp_path / "run").steps == RECIPE.steps

@@ -23,6 +23,7 @@ from headwise.experiments.parts_folder import Parts, open_parts, part_folders, r
 from headwise.files import check_writable
 
 DEFAULT_FOLDER = "headwise-compare"
+MOST = 10_000  # seeds, workers or threads: more are a slip of the hand
 KINDS = (".html", ".svg", ".png")
 
 
@@ -65,7 +66,7 @@ def compare(
     check_flags(quick=quick, resume=resume)
     for name, number in (("workers", workers), ("threads", threads), ("seeds", seeds)):
         if number is not None:
-            require_size(name, number)
+            require_size(name, number, maximum=MOST)
     if out is not None:
         check_place(out)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:

@@ -5,7 +5,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,7 +54,7 @@ def run(
         processes: that train together, each of which must call this. Default: this one alone.
 
     Raises:
-        OutputError: the folder cannot be written, or holds another run.
+        OutputError: the folder cannot be written, holds another run, or another process is at work in it.
         ConfigError: there is no such device, the recipe's budget does not pay for a step, or the run that was killed
             was of another number of processes.
     """
@@ -65,7 +65,7 @@ def run(
     if done is not None:
         return done
     # torch's streams of random numbers are the caller's own again afterwards
-    with torch.random.fork_rng(devices=rng_devices(place_on)), _closing(place), processes.quietly():
+    with torch.random.fork_rng(devices=rng_devices(place_on)), _held(place), processes.quietly():
         torch.manual_seed(settings.seed)
         module = make_model(settings.model, checkpoint=recipe.checkpoint, impl=recipe.impl).to(place_on)
         num_parameters = sum(parameter.numel() for parameter in module.parameters())
@@ -249,8 +249,8 @@ def _finish(
     return result
 
 
-def _closing(place: RunFolder | None) -> AbstractContextManager[object]:
-    return nullcontext() if place is None else closing(place)
+def _held(place: RunFolder | None) -> AbstractContextManager[None]:
+    return nullcontext() if place is None else place.held()
 
 
 def _finite(value: float) -> float | None:

@@ -1,9 +1,11 @@
 """The folder of one run: what was run and where, a line a step, and the state that it goes on from after a kill."""
 
+import fcntl
 import json
 import math
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from headwise.errors import OutputError
 from headwise.experiments.event_log import EventLog
 from headwise.experiments.machine import environment
 from headwise.experiments.run_result import Run
-from headwise.files import output_errors, whole_file
+from headwise.files import NO_LOCKS, output_errors, whole_file
 from headwise.results import plain
 
 RUN, METRICS, STATE, BEST = "run.json", "metrics.jsonl", "state.safetensors", "best.safetensors"
@@ -115,9 +117,33 @@ class RunFolder:
         """Return the best weights; None: there are none yet."""
         return self._load(BEST)
 
-    def close(self) -> None:
-        """Let go of files that are held open."""
-        self._events.close()
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep every other process from training here, until this one ends; what is held open is closed then.
+
+        Where the file system has no locks nobody is kept away.
+
+        Raises:
+            OutputError: another process is training here.
+        """
+        with output_errors(self.path):
+            lock = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(lock)
+            raise OutputError(
+                f"another process is at work in {str(self.path)!r}; wait for it, or name another folder"
+            ) from error
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                os.close(lock)
+                raise
+        try:
+            yield
+        finally:
+            self._events.close()
+            os.close(lock)
 
     def write_result(self, result: Run) -> None:
         """Keep what came out: the run is done."""

@@ -14,11 +14,11 @@ from typing import get_args
 from headwise.errors import DataError, OutputError
 from headwise.experiments.corpora.corpus import Corpus
 from headwise.experiments.corpora.texts import Split, Text
+from headwise.files import NO_LOCKS
 
 FOLDER_VARIABLE = "HEADWISE_DATA"
 LOCK = ".lock"
 REMAINS = (".fetch-*", ".headwise-*.part")  # of a fetch that was killed
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # some network file systems have none
 
 
 def data_folder() -> Path:
