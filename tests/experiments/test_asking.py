@@ -18,6 +18,7 @@ from headwise.experiments.models import transformer_for
 from headwise.experiments.recipe import Recipe
 from headwise.experiments.recurrent import RecurrentConfig
 from headwise.experiments.sequence_tasks import MultiOffsetCopy
+from headwise.experiments.text_flops import text_flops
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,6 +116,14 @@ def test_budgets_of_tokens_and_flops_are_steps():
     assert with_steps(flops, TASK, model) == dataclasses.replace(steps, steps=2)
     seconds = dataclasses.replace(steps, budget_seconds=3.0)
     assert with_steps(seconds, TASK, model) == seconds
+
+
+def test_flops_of_a_text_are_those_of_the_pairs_that_its_mask_allows():
+    for mask in ("causal", "window:2", "full"):
+        model = transformer_for(TASK, mask=mask, **SIZES)
+        count = forward_flops(model, batch=1, seq=7)
+        assert text_flops(model, 7) == count.attended
+        assert (count.attended < count.dense) == (mask != "full")
 
 
 def test_budgets_that_buy_nothing_or_cannot_be_counted_are_refused():

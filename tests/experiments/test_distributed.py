@@ -138,6 +138,12 @@ def test_each_process_draws_dropout_of_its_own(together, kind):
     assert not torch.equal(state["rng.cpu.0"], state["rng.cpu.1"])
 
 
+def test_what_the_first_process_does_is_told_to_all(together):
+    """What it returns, and what it raises; the others do nothing."""
+    for one in together[1]:
+        assert one["first"] == 0 and one["refused"] == "no, says process 0"
+
+
 def test_processes_do_a_comparison_together_in_one_folder(together):
     """The first process alone opens, reads and writes the folder; what came out is in each."""
     folder, results = together

@@ -229,6 +229,14 @@ def test_float16_scales_gradients_unscales_them_before_clipping_and_counts_overf
     assert same(weights_of(training), before)
 
 
+def test_a_step_whose_gradients_are_infinite_is_bad_and_not_clipped(monkeypatch):
+    training = make(Recipe(batch_size=4, learning_rate=0.01, warmup_steps=0, clip_norm=0.5))
+    monkeypatch.setattr(nn.utils, "clip_grad_norm_", lambda *_: torch.tensor(torch.inf))
+    record = training.take_step()
+    assert record.gradient_norm == torch.inf and not record.finite and not record.clipped
+    assert (training.num_bad, training.num_clipped) == (1, 0)
+
+
 def test_parts_that_no_process_could_share_are_refused():
     with pytest.raises(ConfigError, match="accumulate x processes = 2 x 2; got 6"):
         Training(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from headwise.errors import ConfigError
 from headwise.experiments.compare import Arm, Comparison, run_comparison
 from headwise.experiments.distributed import DistributedEngine, processes_of, run_distributed
 from headwise.experiments.engine import Job
@@ -48,6 +49,10 @@ class StoppedError(Exception):
     pass
 
 
+def refuse():
+    raise ConfigError(f"no, says process {os.environ['RANK']}")
+
+
 def stop(done, total):
     if done == 3:  # after the state of step 2, which is what the run goes on from
         raise StoppedError
@@ -72,6 +77,12 @@ def main(folder):
             results[f"{kind}-straight"] = straight.without_measurements().to_dict()
             results[f"{kind}-again"] = again.without_measurements().to_dict()
         jobs = [Job(settings=SETTINGS, folder=folder / "ddp")]
+        with DistributedEngine().together() as processes:
+            results["first"] = processes.first(lambda: rank)
+            try:
+                processes.first(refuse)
+            except ConfigError as error:
+                results["refused"] = str(error)
         compared = run_comparison(COMPARISON, folder.parent / "compared", engine=DistributedEngine())
         results["compared"] = compared.to_dict()
         results["read"] = DistributedEngine().run_all(jobs)[0].to_dict()
