@@ -1,11 +1,13 @@
 """Checks of single settings: each names the setting, says what must hold and what came, on one short line."""
 
 import reprlib
+import unicodedata
 from collections.abc import Sequence
 
 from headwise.errors import ConfigError
 from headwise.masks.patterns import Mask
 
+TURNS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # of the direction of writing
 MAX_SIZE = 2**31 - 1  # what a tensor dimension of a real model stays under; more is a mistake or an attack
 MAX_SEED = 2**63 - 1  # what torch's generators take
 MAX_NUMBER = 1e300  # far from where a float overflows
@@ -60,6 +62,19 @@ def require_text(name: str, value: object) -> None:
         raise ConfigError(f"{name} must be a string; got {shown(value)}")
     if not value:
         raise ConfigError(f"{name} must not be empty")
+
+
+def require_words(name: str, value: object) -> None:
+    """Raise ConfigError unless `value` is a string without signs that nobody sees.
+
+    Those are control characters, but for line breaks and tabs, and the marks that turn the direction of what follows:
+    in a page or a terminal they change the words around them.
+    """
+    if not isinstance(value, str):
+        raise ConfigError(f"{name} must be a string; got {shown(value)}")
+    for sign in value:
+        if (unicodedata.category(sign) in ("Cc", "Cs") and sign not in "\n\t") or sign in TURNS:
+            raise ConfigError(f"{name} must hold no control characters; got {sign!a} in {shown(value)}")
 
 
 def require_choice(name: str, value: object, choices: Sequence[str]) -> None:

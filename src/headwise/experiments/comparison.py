@@ -10,6 +10,7 @@ from headwise.config.checks import (
     require_positive,
     require_sizes,
     require_text,
+    require_words,
     shown,
 )
 from headwise.errors import ConfigError
@@ -47,6 +48,7 @@ class Arm:
 
     def __post_init__(self) -> None:
         require_text("name", self.name)
+        require_words("name", self.name)
         if self.lengthen is not None:
             require_choice("lengthen", self.lengthen, ("clamp", "interpolate"))
 
@@ -94,7 +96,11 @@ class Comparison:
 
     def __post_init__(self) -> None:
         require_text("name", self.name)
-        require_instance("question", self.question, str)
+        require_words("name", self.name)
+        require_words("question", self.question)
+        for figure in self.published:
+            for name in ("text", "source", "differs"):
+                require_words(name, getattr(figure, name))
         require_instance("recipe", self.recipe, Recipe)
         names = [arm.name for arm in self.arms]
         if len(names) < 2 or len(set(names)) < len(names):

@@ -5,7 +5,15 @@ from itertools import pairwise
 from typing import Any
 
 from headwise.config.attention import AttentionConfig
-from headwise.config.checks import require_choice, require_instance, require_size, require_sizes, require_text, shown
+from headwise.config.checks import (
+    require_choice,
+    require_instance,
+    require_size,
+    require_sizes,
+    require_text,
+    require_words,
+    shown,
+)
 from headwise.config.model import ModelConfig
 from headwise.errors import ConfigError
 from headwise.experiments.asking import ModelDescription, require_ways
@@ -60,6 +68,7 @@ class RunSettings:
         names = ["test", *(name for name, _ in self.further_tests)]
         for name, task in self.further_tests:
             require_text("the name of a further test", name)
+            require_words("the name of a further test", name)
             require_instance(f"further test {name!r}", task, TokenTask)
         if len(set(names)) < len(names):
             raise ConfigError(f'further tests must have names of their own, none "test"; got {", ".join(names[1:])}')
