@@ -154,6 +154,7 @@ def test_processes_do_a_comparison_together_in_one_folder(together):
 
 
 def test_the_command_says_what_serves_under_torchrun(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="call run_comparison with a DistributedEngine"):
         compare("scale")

@@ -69,13 +69,13 @@ def compare(
             require_size(name, number, maximum=MOST)
     if out is not None:
         check_place(out)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if comparison is None:
+        result = _read(folder, asked={"quick": quick, "workers": workers, "threads": threads, "seeds": seeds})
+    elif "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
         raise ConfigError(
             "compare runs in one process, which starts others by itself; under torchrun call run_comparison with a "
             "DistributedEngine (docs/training.md)"
         )
-    if comparison is None:
-        result = _read(folder, asked={"quick": quick, "workers": workers, "threads": threads, "seeds": seeds})
     else:
         result = _run(
             find_comparison(comparison),

@@ -57,9 +57,8 @@ def require_flag(name: str, value: object) -> None:
 
 
 def require_text(name: str, value: object) -> None:
-    """Raise ConfigError unless `value` is a string that holds something."""
-    if not isinstance(value, str):
-        raise ConfigError(f"{name} must be a string; got {shown(value)}")
+    """Raise ConfigError unless `value` is a string that holds something, as of `require_words`."""
+    require_words(name, value)
     if not value:
         raise ConfigError(f"{name} must not be empty")
 

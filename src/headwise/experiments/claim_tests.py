@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from headwise.config.checks import require_choice, require_text, require_words
+from headwise.config.checks import require_choice, require_text
 from headwise.errors import ConfigError
 from headwise.experiments.intervals import paired_difference, paired_ratio
 from headwise.experiments.results import MIN_SEEDS, ArmResult, ClaimResult, PairedDifference, SeedValues, Verdict
@@ -46,7 +46,6 @@ class ClaimTest:
     def __post_init__(self) -> None:
         for name in ("text", "source", "arm", "other", "where", "quantity"):
             require_text(name, getattr(self, name))
-            require_words(name, getattr(self, name))
         for name in ("metric", "minus"):
             if getattr(self, name) is not None:
                 require_text(name, getattr(self, name))

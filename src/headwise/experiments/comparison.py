@@ -48,7 +48,6 @@ class Arm:
 
     def __post_init__(self) -> None:
         require_text("name", self.name)
-        require_words("name", self.name)
         if self.lengthen is not None:
             require_choice("lengthen", self.lengthen, ("clamp", "interpolate"))
 
@@ -96,7 +95,6 @@ class Comparison:
 
     def __post_init__(self) -> None:
         require_text("name", self.name)
-        require_words("name", self.name)
         require_words("question", self.question)
         for figure in self.published:
             for name in ("text", "source", "differs"):

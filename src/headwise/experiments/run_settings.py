@@ -11,7 +11,6 @@ from headwise.config.checks import (
     require_size,
     require_sizes,
     require_text,
-    require_words,
     shown,
 )
 from headwise.config.model import ModelConfig
@@ -68,7 +67,6 @@ class RunSettings:
         names = ["test", *(name for name, _ in self.further_tests)]
         for name, task in self.further_tests:
             require_text("the name of a further test", name)
-            require_words("the name of a further test", name)
             require_instance(f"further test {name!r}", task, TokenTask)
         if len(set(names)) < len(names):
             raise ConfigError(f'further tests must have names of their own, none "test"; got {", ".join(names[1:])}')
